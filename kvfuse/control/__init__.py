@@ -1,0 +1,1 @@
+"""The control plane: one service, several adapters; never in the data path."""

@@ -1,0 +1,1 @@
+"""Adapters between a FUSE protocol and the pool; they know no policy."""

@@ -1,0 +1,202 @@
+"""The records of the catalog and of the disks, and their bytes. Pure.
+
+All integers in keys are big endian, so that LMDB's byte order is their numeric order; values are
+little endian. ``FORMAT`` changes when any layout below, or the placement function, changes.
+"""
+
+import stat
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from blake3 import blake3
+
+FORMAT = 1
+
+ROOT_ID = 1
+FIRST_ID = 1 << 16  # ids below are reserved (FUSE's root is 1)
+NAME_BYTES_MAX = 255
+NO_DISK = 0xFFFF  # disk number of what lies on no disk: directories
+
+BLOCK_BYTES = 512  # unit of st_blocks
+
+
+class State(IntEnum):
+    """How durable a file is. Never about visibility: every created name is visible."""
+
+    PENDING = 0  # being written; torn if nobody holds a handle after a restart
+    COMMITTED = 1  # renamed into place, or closed by its last writer
+
+
+class Node(NamedTuple):
+    """One file, directory or symlink: everything LOOKUP and GETATTR answer, plus where it lies.
+
+    *parent* and *name* are one of its names (the first; further hard links are kept apart), *disk*
+    the number of its disk in this catalog, *ino* its inode number there.
+    """
+
+    id: int
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    state: int
+    disk: int
+    ino: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    generation: int
+    access: int
+    parent: int
+    name: bytes
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether this is a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether this is a regular file."""
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_symlink(self) -> bool:
+        """Whether this is a symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
+
+class DirEntry(NamedTuple):
+    """One name in a directory. *cookie* is unique in the pool, stable, and sorts the listing."""
+
+    cookie: int
+    id: int
+    mode: int  # only the S_IFMT bits
+    name: bytes
+
+
+class Caller(NamedTuple):
+    """Who asks: the credentials a FUSE request carries."""
+
+    uid: int
+    gid: int
+    umask: int
+    pid: int
+
+
+# mode uid gid nlink | disk state pad | ino size blocks | atime mtime ctime | generation access parent
+_NODE = struct.Struct("<IIIIHBxQQQqqqQQQ")
+_ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
+_CHILD = struct.Struct("<QI")  # child id, type bits
+_U64 = struct.Struct(">Q")
+_DIR_COOKIE = struct.Struct(">QQ")
+
+
+def pack_id(node_id: int) -> bytes:
+    """Return the 8-byte key of *node_id*."""
+    return _U64.pack(node_id)
+
+
+def unpack_id(key: bytes) -> int:
+    """Return the id in an 8-byte key."""
+    return int(_U64.unpack(key)[0])
+
+
+def pack_node(node: Node) -> bytes:
+    """Return the value stored under ``pack_id(node.id)``."""
+    return (
+        _NODE.pack(
+            node.mode, node.uid, node.gid, node.nlink, node.disk, node.state, node.ino, node.size,
+            node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.generation, node.access,
+            node.parent,
+        )
+        + node.name
+    )  # fmt: skip
+
+
+def unpack_node(node_id: int, value: bytes) -> Node:
+    """Return the node packed in *value*.
+
+    Raises:
+        ValueError: the value is shorter than a record.
+    """
+    if len(value) < _NODE.size:
+        raise ValueError(f"node {node_id}: record of {len(value)} bytes, need {_NODE.size}")
+    mode, uid, gid, nlink, disk, state, *rest = _NODE.unpack_from(value)
+    return Node(node_id, mode, uid, gid, nlink, state, disk, *rest, bytes(value[_NODE.size :]))
+
+
+def entry_key(parent: int, name: bytes) -> bytes:
+    """Return the key of a name: directory id, then the name as it is."""
+    return _U64.pack(parent) + name
+
+
+def split_entry_key(key: bytes) -> tuple[int, bytes]:
+    """Return (directory id, name) of an entry key."""
+    return unpack_id(key[:8]), bytes(key[8:])
+
+
+def pack_entry(child: int, cookie: int, mode: int) -> bytes:
+    """Return the value of a name: what it names, its cookie and its type."""
+    return _ENTRY.pack(child, cookie, stat.S_IFMT(mode))
+
+
+def unpack_entry(value: bytes) -> tuple[int, int, int]:
+    """Return (child id, cookie, type bits)."""
+    child, cookie, mode = _ENTRY.unpack(value)
+    return child, cookie, mode
+
+
+def child_key(parent: int, cookie: int) -> bytes:
+    """Return the key of the listing index: directory id, cookie."""
+    return _DIR_COOKIE.pack(parent, cookie)
+
+
+def pack_child(child: int, mode: int, name: bytes) -> bytes:
+    """Return the value of the listing index."""
+    return _CHILD.pack(child, stat.S_IFMT(mode)) + name
+
+
+def unpack_child(key: bytes, value: bytes) -> DirEntry:
+    """Return the directory entry stored in the listing index."""
+    cookie = _DIR_COOKIE.unpack(key)[1]
+    child, mode = _CHILD.unpack_from(value)
+    return DirEntry(cookie, child, mode, bytes(value[_CHILD.size :]))
+
+
+class Label(NamedTuple):
+    """What a file or carrier on a disk says of itself, in ``trusted.kvfuse``.
+
+    *verify* is a hash of (directory id, name): a file moved behind kvfuse's back does not match.
+    """
+
+    id: int
+    generation: int
+    verify: bytes
+    flags: int
+
+
+LABEL_PENDING = 1  # being written
+LABEL_LINKED = 2  # has, or had, several names: verify says nothing
+_LABEL = struct.Struct("<BQQ8sB")
+
+
+def verify_hash(parent: int, name: bytes) -> bytes:
+    """Return 8 bytes that bind a file to its place in the namespace."""
+    return blake3(_U64.pack(parent) + name).digest(length=8)
+
+
+def pack_label(label: Label) -> bytes:
+    """Return the value of the ``trusted.kvfuse`` attribute (26 bytes)."""
+    return _LABEL.pack(FORMAT, label.id, label.generation, label.verify, label.flags)
+
+
+def unpack_label(value: bytes) -> Label | None:
+    """Return the label in *value*, or None when it is not one this version wrote."""
+    if len(value) != _LABEL.size or value[0] != FORMAT:
+        return None
+    _, node_id, generation, verify, flags = _LABEL.unpack(value)
+    return Label(node_id, generation, verify, flags)
