@@ -1,0 +1,76 @@
+"""Where a new file goes: disks in order of preference for a routing name. Pure.
+
+The result depends on nothing but the routing name, the disk ids and their weights, and is part of
+the on-disk format: it changes only together with ``records.FORMAT``.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+from blake3 import blake3
+
+from kvfuse.topology import Member
+
+_SPAN = float(1 << 64)
+_BELOW_ONE = math.nextafter(1.0, 0.0)  # ln(1) is 0: the largest hashes would divide by it
+
+
+class Policy(StrEnum):
+    """How disks are preferred.
+
+    RENDEZVOUS moves only what must move when the disks change, and knows weights. STRIPED is the
+    modulo baseline it is measured against: nearly everything moves, weights are ignored.
+    """
+
+    RENDEZVOUS = "rendezvous"
+    STRIPED = "striped"
+
+
+def candidates(routing: bytes, members: Sequence[Member], policy: Policy) -> tuple[str, ...]:
+    """Return the ids of *members*, best first; the first is the owner of *routing*.
+
+    The order of *members* does not matter. Empty when there are none.
+    """
+    if not members:
+        return ()
+    if policy is Policy.STRIPED:
+        return _striped(routing, members)
+    return _rendezvous(routing, members)
+
+
+def _rendezvous(routing: bytes, members: Sequence[Member]) -> tuple[str, ...]:
+    framed = _framed(routing)
+    hashes = [(_hash64(framed + _framed_id(m.disk_id)), m) for m in members]
+    weight = members[0].weight
+    if all(m.weight == weight for m in members):
+        # Whole numbers where they suffice: no logarithm, whose last bit differs between libraries.
+        ranked = sorted(hashes, key=lambda pair: (-pair[0], pair[1].disk_id))
+    else:
+        ranked = sorted(hashes, key=lambda pair: (-_score(*pair), pair[1].disk_id))
+    return tuple(member.disk_id for _, member in ranked)
+
+
+def _striped(routing: bytes, members: Sequence[Member]) -> tuple[str, ...]:
+    ids = sorted(member.disk_id for member in members)
+    first = _hash64(_framed(routing)) % len(ids)
+    return (*ids[first:], *ids[:first])
+
+
+def _score(hashed: int, member: Member) -> float:
+    return -member.weight / math.log(min((hashed + 0.5) / _SPAN, _BELOW_ONE))
+
+
+def _hash64(data: bytes) -> int:
+    return int.from_bytes(blake3(data).digest(length=8), "big")
+
+
+def _framed(data: bytes) -> bytes:
+    # Its length in front: no two (name, id) pairs give the same bytes.
+    return len(data).to_bytes(4, "little") + data
+
+
+@lru_cache(maxsize=1024)
+def _framed_id(disk_id: str) -> bytes:
+    return _framed(disk_id.encode())
