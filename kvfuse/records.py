@@ -75,6 +75,7 @@ class DirEntry(NamedTuple):
     cookie: int
     id: int
     mode: int  # only the S_IFMT bits
+    disk: int  # lets a listing leave out what lies on an unusable disk
     name: bytes
 
 
@@ -90,7 +91,7 @@ class Caller(NamedTuple):
 # mode uid gid nlink | disk state pad | ino size blocks | atime mtime ctime | generation access parent
 _NODE = struct.Struct("<IIIIHBxQQQqqqQQQ")
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
-_CHILD = struct.Struct("<QI")  # child id, type bits
+_CHILD = struct.Struct("<QIH")  # child id, type bits, disk
 _U64 = struct.Struct(">Q")
 _DIR_COOKIE = struct.Struct(">QQ")
 
@@ -155,16 +156,16 @@ def child_key(parent: int, cookie: int) -> bytes:
     return _DIR_COOKIE.pack(parent, cookie)
 
 
-def pack_child(child: int, mode: int, name: bytes) -> bytes:
+def pack_child(child: int, mode: int, disk: int, name: bytes) -> bytes:
     """Return the value of the listing index."""
-    return _CHILD.pack(child, stat.S_IFMT(mode)) + name
+    return _CHILD.pack(child, stat.S_IFMT(mode), disk) + name
 
 
 def unpack_child(key: bytes, value: bytes) -> DirEntry:
     """Return the directory entry stored in the listing index."""
     cookie = _DIR_COOKIE.unpack(key)[1]
-    child, mode = _CHILD.unpack_from(value)
-    return DirEntry(cookie, child, mode, bytes(value[_CHILD.size :]))
+    child, mode, disk = _CHILD.unpack_from(value)
+    return DirEntry(cookie, child, mode, disk, bytes(value[_CHILD.size :]))
 
 
 class Label(NamedTuple):

@@ -1,0 +1,382 @@
+"""The catalog: the namespace of the pool and the record of every file, in LMDB.
+
+Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
+``nodes`` id -> record, ``links`` id -> further names, ``xattrs`` (directory id, attribute) ->
+value, ``intents`` and ``chores`` (design §3), ``disks`` number -> disk id, ``usage`` number ->
+(files, blocks), ``meta``.
+
+Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
+inside a transaction. Only one process opens a catalog.
+Durability: none by itself (``sync=False``): the live catalog lies on tmpfs and survives processes,
+not boots. ``snapshot`` writes a copy that does.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+import lmdb
+
+from kvfuse import records
+from kvfuse.errors import CatalogDamagedError
+from kvfuse.intents import Chore, Intent, pack, unpack_chore, unpack_intent
+from kvfuse.records import DirEntry, Node
+
+MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
+_TABLES = (
+    b"entries", b"children", b"nodes", b"xattrs", b"intents", b"chores", b"disks", b"usage",
+    b"meta",
+)  # fmt: skip
+_USAGE = struct.Struct("<qq")
+_CHORE_KEY = struct.Struct(">HQ")
+_U16 = struct.Struct(">H")
+
+_Db = object
+
+
+class Txn:
+    """One transaction: typed reads, and writes when it is a writing one.
+
+    Commits when its ``with`` block ends normally; an exception leaves nothing of it.
+    """
+
+    __slots__ = ("_catalog", "_deltas", "_txn")
+
+    def __init__(self, catalog: "Catalog", txn: lmdb.Transaction) -> None:
+        self._catalog = catalog
+        self._txn = txn
+        self._deltas: dict[int, list[int]] = {}
+
+    def __enter__(self) -> "Txn":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._txn.abort()
+            return
+        for disk, (files, blocks) in self._deltas.items():
+            old_files, old_blocks = self.usage(disk)
+            self._txn.put(
+                _U16.pack(disk),
+                _USAGE.pack(old_files + files, old_blocks + blocks),
+                db=self._catalog.db[b"usage"],
+            )
+        self._catalog.commit(self._txn)
+
+    # -- reads
+
+    def entry(self, parent: int, name: bytes) -> tuple[int, int, int] | None:
+        """Return (child id, cookie, type bits) of a name, or None."""
+        value = self._txn.get(records.entry_key(parent, name), db=self._catalog.db[b"entries"])
+        return None if value is None else records.unpack_entry(value)
+
+    def node(self, node_id: int) -> Node | None:
+        """Return the record of *node_id*, or None."""
+        value = self._txn.get(records.pack_id(node_id), db=self._catalog.db[b"nodes"])
+        return None if value is None else records.unpack_node(node_id, value)
+
+    def child(self, parent: int, name: bytes) -> Node | None:
+        """Return the record a name stands for, or None."""
+        entry = self.entry(parent, name)
+        return None if entry is None else self.node(entry[0])
+
+    def children(self, parent: int, after: int) -> Iterator[DirEntry]:
+        """Yield the entries of a directory with a cookie greater than *after*, in order."""
+        prefix = records.pack_id(parent)
+        cursor = self._txn.cursor(db=self._catalog.db[b"children"])
+        if not cursor.set_range(records.child_key(parent, after + 1)):
+            return
+        for key, value in cursor.iternext():
+            if key[:8] != prefix:
+                return
+            yield records.unpack_child(key, value)
+
+    def path(self, node_id: int) -> bytes | None:
+        """Return the path of a directory below the root (b"" for the root), None when gone."""
+        parts: list[bytes] = []
+        while node_id != records.ROOT_ID:
+            node = self.node(node_id)
+            if node is None:
+                return None
+            parts.append(node.name)
+            node_id = node.parent
+        return b"/".join(reversed(parts))
+
+    def links(self, node_id: int) -> list[tuple[int, bytes]]:
+        """Return the further names (parent, name) of a file with several."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"links"])
+        if not cursor.set_key(records.pack_id(node_id)):
+            return []
+        return [records.split_entry_key(value) for value in cursor.iternext_dup()]
+
+    def usage(self, disk: int) -> tuple[int, int]:
+        """Return (files, 512-byte blocks) that the records put on *disk*."""
+        value = self._txn.get(_U16.pack(disk), db=self._catalog.db[b"usage"])
+        return (0, 0) if value is None else cast(tuple[int, int], _USAGE.unpack(value))
+
+    def meta(self, key: bytes) -> bytes | None:
+        """Return a value of the catalog itself."""
+        return cast(bytes | None, self._txn.get(key, db=self._catalog.db[b"meta"]))
+
+    def disks(self) -> dict[int, str]:
+        """Return the disk id of every number ever given."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"disks"])
+        return {_U16.unpack(key)[0]: value.decode() for key, value in cursor}
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every record, by id."""
+        for key, value in self._txn.cursor(db=self._catalog.db[b"nodes"]):
+            node_id = records.unpack_id(key)
+            yield records.unpack_node(node_id, value)
+
+    def intents(self) -> list[tuple[int, Intent]]:
+        """Return (number, intent) of all that were said and not finished, oldest first."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"intents"])
+        return [(records.unpack_id(key), unpack_intent(value)) for key, value in cursor]
+
+    def chores(self, disk: int, limit: int) -> list[tuple[int, Chore]]:
+        """Return the oldest *limit* (number, chore) of the backlog of *disk*."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"chores"])
+        found: list[tuple[int, Chore]] = []
+        if not cursor.set_range(_CHORE_KEY.pack(disk, 0)):
+            return found
+        for key, value in cursor.iternext():
+            number_disk, number = _CHORE_KEY.unpack(key)
+            if number_disk != disk or len(found) == limit:
+                break
+            found.append((number, unpack_chore(value)))
+        return found
+
+    def xattr(self, node_id: int, name: bytes) -> bytes | None:
+        """Return an extended attribute of a directory."""
+        key = records.entry_key(node_id, name)
+        return cast(bytes | None, self._txn.get(key, db=self._catalog.db[b"xattrs"]))
+
+    def xattr_names(self, node_id: int) -> list[bytes]:
+        """Return the names of the extended attributes of a directory."""
+        prefix = records.pack_id(node_id)
+        cursor = self._txn.cursor(db=self._catalog.db[b"xattrs"])
+        names: list[bytes] = []
+        if cursor.set_range(prefix):
+            for key in cursor.iternext(values=False):
+                if key[:8] != prefix:
+                    break
+                names.append(bytes(key[8:]))
+        return names
+
+    # -- writes
+
+    def put_entry(self, parent: int, name: bytes, node: Node, cookie: int) -> None:
+        """Let *name* in *parent* stand for *node*."""
+        db = self._catalog.db
+        self._txn.put(
+            records.entry_key(parent, name),
+            records.pack_entry(node.id, cookie, node.mode),
+            db=db[b"entries"],
+        )
+        self._txn.put(
+            records.child_key(parent, cookie),
+            records.pack_child(node.id, node.mode, node.disk, name),
+            db=db[b"children"],
+        )
+
+    def drop_entry(self, parent: int, name: bytes, cookie: int) -> None:
+        """Forget a name."""
+        db = self._catalog.db
+        self._txn.delete(records.entry_key(parent, name), db=db[b"entries"])
+        self._txn.delete(records.child_key(parent, cookie), db=db[b"children"])
+
+    def put_node(self, node: Node, old: Node | None) -> None:
+        """Write a record; *old* is what it replaces, so that usage stays right."""
+        self._txn.put(
+            records.pack_id(node.id), records.pack_node(node), db=self._catalog.db[b"nodes"]
+        )
+        if old is not None:
+            self._count(old, -1)
+        self._count(node, 1)
+
+    def drop_node(self, node: Node) -> None:
+        """Forget a record and what hangs on it."""
+        key = records.pack_id(node.id)
+        self._txn.delete(key, db=self._catalog.db[b"nodes"])
+        self._txn.delete(key, db=self._catalog.db[b"links"])
+        self._count(node, -1)
+        if node.is_dir:
+            for name in self.xattr_names(node.id):
+                self.drop_xattr(node.id, name)
+
+    def _count(self, node: Node, sign: int) -> None:
+        if node.disk != records.NO_DISK:
+            delta = self._deltas.setdefault(node.disk, [0, 0])
+            delta[0] += sign
+            delta[1] += sign * node.blocks
+
+    def put_link(self, node_id: int, parent: int, name: bytes) -> None:
+        """Add a further name of a file."""
+        self._txn.put(
+            records.pack_id(node_id),
+            records.entry_key(parent, name),
+            db=self._catalog.db[b"links"],
+            dupdata=True,
+        )
+
+    def drop_link(self, node_id: int, parent: int, name: bytes) -> None:
+        """Forget a further name of a file."""
+        self._txn.delete(
+            records.pack_id(node_id),
+            records.entry_key(parent, name),
+            db=self._catalog.db[b"links"],
+        )
+
+    def put_intent(self, number: int, intent: Intent) -> None:
+        """Say what is about to be done."""
+        self._txn.put(
+            records.pack_id(number), pack(intent), db=self._catalog.db[b"intents"]
+        )
+
+    def drop_intent(self, number: int) -> None:
+        """It happened, or it did not: either way it is settled."""
+        self._txn.delete(records.pack_id(number), db=self._catalog.db[b"intents"])
+
+    def put_chore(self, disk: int, number: int, chore: Chore) -> None:
+        """Append to the backlog of *disk*."""
+        self._txn.put(
+            _CHORE_KEY.pack(disk, number), pack(chore), db=self._catalog.db[b"chores"]
+        )
+
+    def drop_chore(self, disk: int, number: int) -> None:
+        """The chore is done."""
+        self._txn.delete(_CHORE_KEY.pack(disk, number), db=self._catalog.db[b"chores"])
+
+    def put_xattr(self, node_id: int, name: bytes, value: bytes) -> None:
+        """Set an extended attribute of a directory."""
+        self._txn.put(records.entry_key(node_id, name), value, db=self._catalog.db[b"xattrs"])
+
+    def drop_xattr(self, node_id: int, name: bytes) -> None:
+        """Remove an extended attribute of a directory."""
+        self._txn.delete(records.entry_key(node_id, name), db=self._catalog.db[b"xattrs"])
+
+    def put_meta(self, key: bytes, value: bytes) -> None:
+        """Set a value of the catalog itself."""
+        self._txn.put(key, value, db=self._catalog.db[b"meta"])
+
+    def put_disk(self, number: int, disk_id: str) -> None:
+        """Give a disk its number; numbers are never reused."""
+        self._txn.put(_U16.pack(number), disk_id.encode(), db=self._catalog.db[b"disks"])
+
+
+class Catalog:
+    """The LMDB environment of one pool."""
+
+    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
+        """Open or make the catalog in directory *path*.
+
+        Raises:
+            CatalogDamagedError: what lies there is not a catalog of this format.
+        """
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_truncated(path / "data.mdb")
+        try:
+            # lib_version: the two engines inside py-lmdb cannot read each other's files, and an
+            # environment variable could otherwise choose.
+            self._env = lmdb.open(
+                str(path), map_size=map_bytes, max_dbs=16, sync=False, metasync=False,
+                max_readers=512, lib_version=0, readahead=False,
+            )  # fmt: skip
+            self.db: dict[bytes, _Db] = {name: self._env.open_db(name) for name in _TABLES}
+            self.db[b"links"] = self._env.open_db(b"links", dupsort=True)
+            self._env.reader_check()
+            with self.read() as txn:
+                found = txn.meta(b"format")
+        except lmdb.Error as exc:
+            raise CatalogDamagedError(f"catalog {path}: {exc}") from exc
+        if found is None:
+            with self.write() as txn:
+                txn.put_meta(b"format", b"%d" % records.FORMAT)
+        elif found != b"%d" % records.FORMAT:
+            self.close()
+            raise CatalogDamagedError(f"catalog {path}: format {found!r}, need {records.FORMAT}")
+
+    def read(self) -> Txn:
+        """Begin a reading transaction: one consistent view."""
+        return Txn(self, self._env.begin())
+
+    def write(self) -> Txn:
+        """Begin the writing transaction; waits for the other writer."""
+        return Txn(self, self._env.begin(write=True))
+
+    def commit(self, txn: lmdb.Transaction) -> None:
+        """End a transaction. Kept apart so that a fault test can fail or die here."""
+        txn.commit()
+
+    def check_readers(self) -> None:
+        """Free the pages that dead readers hold."""
+        self._env.reader_check()
+
+    def bytes_used(self) -> int:
+        """Return the size of the catalog's file."""
+        return os.stat(self.path / "data.mdb").st_blocks * records.BLOCK_BYTES
+
+    def snapshot(self, target: Path) -> None:
+        """Write a copy that survives a boot to directory *target*, atomically."""
+        fresh = target.with_name(target.name + ".new")
+        _clear(fresh)
+        fresh.mkdir(mode=0o700, parents=True)
+        self._env.copy(str(fresh), compact=True)
+        _sync(fresh / "data.mdb")
+        target.mkdir(mode=0o700, exist_ok=True)
+        os.replace(fresh / "data.mdb", target / "data.mdb")
+        _sync(target)
+        _clear(fresh)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def _refuse_truncated(data: Path) -> None:
+    """LMDB maps the file: reading past a cut end is SIGBUS, so compare the sizes first.
+
+    The two meta pages of an LMDB file hold the last page number; their layout is fixed by its
+    format (lmdb.h, MDB_meta): magic at 16, page size at 40, last page at 136 of each page.
+    """
+    try:
+        size_bytes = data.stat().st_size
+    except FileNotFoundError:
+        return
+    if size_bytes == 0:
+        return
+    with data.open("rb") as file:
+        head = file.read(8192)
+    if len(head) < 8192 or head[16:20] != struct.pack("<I", 0xBEEFC0DE):
+        raise CatalogDamagedError(f"catalog {data}: not an LMDB file, or cut short")
+    page_bytes = struct.unpack_from("<I", head, 40)[0]
+    if page_bytes != 4096:
+        raise CatalogDamagedError(f"catalog {data}: pages of {page_bytes} bytes")
+    last_page = max(struct.unpack_from("<Q", head, offset + 136)[0] for offset in (0, 4096))
+    if size_bytes < (last_page + 1) * page_bytes:
+        raise CatalogDamagedError(
+            f"catalog {data}: {size_bytes} bytes, its last page needs {(last_page + 1) * page_bytes}"
+        )
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _clear(directory: Path) -> None:
+    """Remove a catalog's directory, if there is one."""
+    for name in ("data.mdb", "lock.mdb"):
+        (directory / name).unlink(missing_ok=True)
+    if directory.is_dir():
+        directory.rmdir()

@@ -1,0 +1,119 @@
+"""Open files: descriptors on the disks by handle number, and what is known of an open inode.
+
+Concurrency: one mutex for the tables; descriptors are closed outside it. A reader that still uses
+a handle while another thread releases it is a bug of the driver (the kernel releases last).
+"""
+
+import errno
+import threading
+from dataclasses import dataclass, field
+
+from kvfuse.records import Node
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """One open of one file."""
+
+    fh: int
+    id: int
+    disk: int
+    fd: int
+    writable: bool
+    reader: bool
+
+
+@dataclass(slots=True)
+class OpenInode:
+    """What all opens of one file share.
+
+    *node* is its last record once it has no name any more; until then the catalog has it.
+    """
+
+    id: int
+    disk: int
+    files: dict[int, OpenFile] = field(default_factory=dict)
+    writers: int = 0
+    node: Node | None = None
+
+    def any_fd(self) -> int:
+        """Return a descriptor of the file."""
+        return next(iter(self.files.values())).fd
+
+
+class Handles:
+    """All open files of the pool."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._files: dict[int, OpenFile] = {}
+        self._inodes: dict[int, OpenInode] = {}
+        self._next = 1
+
+    def __len__(self) -> int:
+        """Return how many files are open."""
+        return len(self._files)
+
+    def add(self, node_id: int, disk: int, fd: int, *, writable: bool, reader: bool) -> OpenFile:
+        """Register an open; takes over *fd*."""
+        with self._mutex:
+            file = OpenFile(self._next, node_id, disk, fd, writable, reader)
+            self._next += 1
+            inode = self._inodes.get(node_id)
+            if inode is None:
+                inode = self._inodes[node_id] = OpenInode(node_id, disk)
+            inode.files[file.fh] = file
+            inode.writers += writable
+            self._files[file.fh] = file
+            return file
+
+    def file(self, fh: int) -> OpenFile:
+        """Return an open file.
+
+        Raises:
+            OSError: EBADF when there is no such handle.
+        """
+        try:
+            return self._files[fh]
+        except KeyError:
+            raise OSError(errno.EBADF, f"no open file {fh}") from None
+
+    def inode(self, node_id: int) -> OpenInode | None:
+        """Return what is shared by the opens of a file, None when it is not open."""
+        return self._inodes.get(node_id)
+
+    def orphan(self, node: Node) -> bool:
+        """Keep *node*, which just lost its last name, while it is open; False when it is not."""
+        with self._mutex:
+            inode = self._inodes.get(node.id)
+            if inode is None:
+                return False
+            inode.node = node
+            return True
+
+    def remove(self, fh: int) -> tuple[OpenFile, OpenInode]:
+        """Forget an open; the caller closes its descriptor.
+
+        Raises:
+            OSError: EBADF when there is no such handle.
+        """
+        with self._mutex:
+            file = self._files.pop(fh, None)
+            if file is None:
+                raise OSError(errno.EBADF, f"no open file {fh}")
+            inode = self._inodes[file.id]
+            del inode.files[fh]
+            inode.writers -= file.writable
+            if not inode.files:
+                del self._inodes[file.id]
+            return file, inode
+
+    def all(self) -> list[OpenFile]:
+        """Return every open file."""
+        with self._mutex:
+            return list(self._files.values())
+
+    def on_disk(self, disk: int) -> int:
+        """Return how many files of *disk* are open."""
+        with self._mutex:
+            return sum(file.disk == disk for file in self._files.values())
