@@ -1,0 +1,1 @@
+"""The direct driver: the kernel's FUSE protocol spoken on /dev/fuse, without libfuse."""
