@@ -1,0 +1,1 @@
+"""Tests of kvfuse. Run them from the project's root."""

@@ -1,0 +1,1 @@
+"""Tests on a real mount, served by a process of its own."""
