@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import lmdb
 
@@ -34,8 +34,6 @@ _USAGE = struct.Struct("<qq")
 _CHORE_KEY = struct.Struct(">HQ")
 _U16 = struct.Struct(">H")
 
-_Db = object
-
 
 class Txn:
     """One transaction: typed reads, and writes when it is a writing one.
@@ -43,11 +41,13 @@ class Txn:
     Commits when its ``with`` block ends normally; an exception leaves nothing of it.
     """
 
-    __slots__ = ("_catalog", "_deltas", "_txn")
+    __slots__ = ("_catalog", "_deltas", "_txn", "_writing")
 
-    def __init__(self, catalog: "Catalog", txn: lmdb.Transaction) -> None:
+    def __init__(self, catalog: "Catalog", txn: lmdb.Transaction, *, writing: bool) -> None:
         self._catalog = catalog
-        self._txn = txn
+        # Any: py-lmdb's types allow for buffers=True, which is not used here
+        self._txn: Any = txn
+        self._writing = writing
         self._deltas: dict[int, list[int]] = {}
 
     def __enter__(self) -> "Txn":
@@ -56,7 +56,7 @@ class Txn:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if kind is not None or not self._writing:
             self._txn.abort()
             return
         for disk, (files, blocks) in self._deltas.items():
@@ -289,7 +289,7 @@ class Catalog:
                 str(path), map_size=map_bytes, max_dbs=16, sync=False, metasync=False,
                 max_readers=512, lib_version=0, readahead=False,
             )  # fmt: skip
-            self.db: dict[bytes, _Db] = {name: self._env.open_db(name) for name in _TABLES}
+            self.db: dict[bytes, Any] = {name: self._env.open_db(name) for name in _TABLES}
             self.db[b"links"] = self._env.open_db(b"links", dupsort=True)
             self._env.reader_check()
             with self.read() as txn:
@@ -305,14 +305,14 @@ class Catalog:
 
     def read(self) -> Txn:
         """Begin a reading transaction: one consistent view."""
-        return Txn(self, self._env.begin())
+        return Txn(self, self._env.begin(), writing=False)
 
     def write(self) -> Txn:
         """Begin the writing transaction; waits for the other writer."""
-        return Txn(self, self._env.begin(write=True))
+        return Txn(self, self._env.begin(write=True), writing=True)
 
     def commit(self, txn: lmdb.Transaction) -> None:
-        """End a transaction. Kept apart so that a fault test can fail or die here."""
+        """End a writing transaction; a step of every protocol, so that a test can fail or die here."""
         txn.commit()
 
     def check_readers(self) -> None:

@@ -88,8 +88,8 @@ class Caller(NamedTuple):
     pid: int
 
 
-# mode uid gid nlink | disk state pad | ino size blocks | atime mtime ctime | generation access parent
-_NODE = struct.Struct("<IIIIHBxQQQqqqQQQ")
+# mode uid gid nlink | state pad disk | ino size blocks | atime mtime ctime | generation access parent
+_NODE = struct.Struct("<IIIIBxHQQQqqqQQQ")
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk
 _U64 = struct.Struct(">Q")
@@ -110,7 +110,7 @@ def pack_node(node: Node) -> bytes:
     """Return the value stored under ``pack_id(node.id)``."""
     return (
         _NODE.pack(
-            node.mode, node.uid, node.gid, node.nlink, node.disk, node.state, node.ino, node.size,
+            node.mode, node.uid, node.gid, node.nlink, node.state, node.disk, node.ino, node.size,
             node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.generation, node.access,
             node.parent,
         )
@@ -126,8 +126,7 @@ def unpack_node(node_id: int, value: bytes) -> Node:
     """
     if len(value) < _NODE.size:
         raise ValueError(f"node {node_id}: record of {len(value)} bytes, need {_NODE.size}")
-    mode, uid, gid, nlink, disk, state, *rest = _NODE.unpack_from(value)
-    return Node(node_id, mode, uid, gid, nlink, state, disk, *rest, bytes(value[_NODE.size :]))
+    return Node._make((node_id, *_NODE.unpack_from(value), bytes(value[_NODE.size :])))
 
 
 def entry_key(parent: int, name: bytes) -> bytes:
