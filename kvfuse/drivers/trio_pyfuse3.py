@@ -1,0 +1,162 @@
+"""The pyfuse3 driver: mounts a pool and answers until it is unmounted.
+
+Works with every kernel and privilege libfuse works with; the bytes of files pass through this
+process. pyfuse3 keeps its session in a global: one mount in a process.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from kvfuse import syscalls
+from kvfuse.drivers.counters import RequestCounters
+from kvfuse.drivers.operations import PoolOperations, Timeouts
+from kvfuse.errors import KernelError
+from kvfuse.mounts import mount_at
+from kvfuse.pool import Pool
+
+log = logging.getLogger(__name__)
+
+DEVICE = "/dev/fuse"
+FILESYSTEM = "kvfuse"
+
+# One task waits for each unanswered request. A hung disk keeps at most its threads and its queue
+# (``threads.WAITING_MAX``), so this leaves room for the others while several disks hang.
+TASKS_MAX = 4096
+READ_AHEAD_KB = 1024  # the largest request libfuse takes: eight times fewer than by default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """How a pool is mounted.
+
+    *access* is "posix" (everybody, the kernel checks permissions) or "owner" (only the user who
+    mounts). The rest are seconds: how long the kernel may keep "no such name", a name and its
+    attributes, and how long a client waits for a disk.
+    """
+
+    access: str = "posix"
+    negative_ttl_s: float = 1.0
+    entry_timeout_s: float = 1.0
+    op_timeout_s: float = 5.0
+    fsname: str = FILESYSTEM
+
+
+def can_run() -> str | None:
+    """Return why this driver cannot run here, None when it can."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        if exc.errno in (errno.EPERM, errno.EACCES):
+            return (
+                f"{DEVICE}: {exc.strerror}; run as root, "
+                f"in a container with --device {DEVICE} --cap-add SYS_ADMIN"
+            )
+        return (
+            f"{DEVICE}: {exc.strerror}; load the kernel module (modprobe fuse), "
+            f"in a container add --device {DEVICE}"
+        )
+    return None
+
+
+async def serve(
+    pool: Pool,
+    mountpoint: str,
+    *,
+    options: MountOptions,
+    ready: Callable[[], None],
+    stop: trio.Event,
+    counters: RequestCounters | None = None,
+) -> None:
+    """Mount *pool* at *mountpoint* and answer until somebody unmounts it or *stop* is set.
+
+    *ready* is called in the loop once the kernel has begun to ask; it must not touch the mount.
+    *counters* counts the requests. The mount is gone when this returns or raises, also by
+    cancellation; the pool stays open.
+
+    Raises:
+        KernelError: there is no usable FUSE device, or the mount or its connection failed.
+    """
+    reason = can_run()
+    if reason is not None:
+        raise KernelError(reason)
+    timeouts = Timeouts(
+        entry_s=options.entry_timeout_s,
+        negative_s=options.negative_ttl_s,
+        op_s=options.op_timeout_s,
+    )
+    operations = PoolOperations(pool, timeouts=timeouts, counters=counters or RequestCounters())
+    _mount(operations, mountpoint, options)
+    try:
+        _read_ahead(mountpoint)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_announce, operations.answering, ready)
+            nursery.start_soon(_unmount_when, stop, mountpoint)
+            await _answer(mountpoint)
+            nursery.cancel_scope.cancel()
+    finally:
+        pyfuse3.close(unmount=True)
+        operations.threads.pay_all()
+
+
+def _mount(operations: PoolOperations, mountpoint: str, options: MountOptions) -> None:
+    chosen = {
+        f"fsname={options.fsname}",
+        f"subtype={FILESYSTEM}",
+        "default_permissions",
+        "nosuid",
+        "nodev",
+    }
+    if options.access == "posix":
+        chosen.add("allow_other")
+    try:
+        pyfuse3.init(operations, mountpoint, chosen)
+    except RuntimeError as exc:
+        hint = "run as root"
+        if os.geteuid() != 0 and options.access == "posix":
+            hint = "run as root, or put user_allow_other into /etc/fuse.conf, or use access=owner"
+        elif os.geteuid() == 0:
+            hint = "it takes CAP_SYS_ADMIN (in a container: --cap-add SYS_ADMIN); see kvfuse doctor"
+        raise KernelError(f"{mountpoint}: cannot be mounted ({exc}); {hint}") from exc
+
+
+def _read_ahead(mountpoint: str) -> None:
+    """Let the kernel ask for larger pieces when a file is read from start to end."""
+    mount = mount_at(os.path.abspath(mountpoint))
+    if mount is None:
+        return
+    with contextlib.suppress(OSError):  # /sys is read-only in containers; slower, no more
+        Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
+
+
+async def _announce(answering: trio.Event, ready: Callable[[], None]) -> None:
+    await answering.wait()
+    ready()
+
+
+async def _answer(mountpoint: str) -> None:
+    """Answer requests until the kernel closes the connection or ``terminate`` is called."""
+    try:
+        await pyfuse3.main(max_tasks=TASKS_MAX)
+    except* OSError as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise KernelError(f"{mountpoint}: the FUSE connection broke: {first}") from group
+
+
+async def _unmount_when(stop: trio.Event, mountpoint: str) -> None:
+    """Unmount in peace while requests are still answered; when it is busy, stop answering."""
+    await stop.wait()
+    try:
+        await trio.to_thread.run_sync(syscalls.umount, mountpoint, abandon_on_cancel=True)
+    except OSError as exc:
+        log.info("%s: unmounting lazily: %s", mountpoint, exc.strerror)
+        pyfuse3.terminate()
