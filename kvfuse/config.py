@@ -5,7 +5,6 @@ as far as that goes without looking at the machine. Every mistake is reported at
 """
 
 import difflib
-import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from kvfuse.settings import (
     MetadataCacheSettings,
     PoolSettings,
     SpaceSettings,
+    conflicts,
 )
 
 DEFAULT = "default"
@@ -111,7 +111,7 @@ def parse(
     pool, control = sections["pool"], sections["control"]
     # Of a file that could not be read, "no disks" would be a second message for one mistake.
     if is_read and isinstance(pool, PoolSettings) and isinstance(control, ControlSettings):
-        for key, problem in _conflicts(pool, control):
+        for key, problem in conflicts(pool, control):
             gathered.error(key, problem)
     if gathered.errors:
         raise ConfigError("\n".join(gathered.errors))
@@ -341,60 +341,3 @@ def _unknown_section(name: str) -> str:
 def _shown_key(key: object) -> str:
     text = str(key)
     return text if text.isascii() and text.replace("_", "a").isalnum() else show(text)
-
-
-def _conflicts(pool: PoolSettings, control: ControlSettings) -> list[tuple[str, str]]:
-    """Return (key, problem) of values that are each right but not together."""
-    paths = [disk.path for disk in pool.disks]
-    mountpoint = pool.mountpoint
-    found = [("pool.disks", problem) for problem in _disk_conflicts(paths)]
-    if mountpoint == "/":
-        found.append(("pool.mountpoint", "'/' cannot be mounted over; name a directory"))
-    elif mountpoint:
-        overlaps = (_overlap(path, mountpoint) for path in paths)
-        found += [("pool.mountpoint", problem) for problem in overlaps if problem]
-    own = {"pool.state_dir": pool.state_dir, "pool.run_dir": pool.run_dir}
-    if control.socket:
-        own["control.socket"] = control.socket
-    for key, place in own.items():
-        found += [
-            (key, f"{place} is on disk {path}; put it elsewhere")
-            for path in paths
-            if _is_inside(place, path)
-        ]
-        if mountpoint and _is_inside(place, mountpoint):
-            found.append((key, f"{place} is below the mountpoint; put it elsewhere"))
-    return found
-
-
-def _disk_conflicts(paths: list[str]) -> list[str]:
-    if not paths:
-        return ["none given; name at least one disk directory"]
-    if "/" in paths:
-        return ["'/' cannot be a disk; name a directory of a mounted disk"]
-    distinct = list(dict.fromkeys(paths))
-    problems = [
-        f"{path} is listed {paths.count(path)} times; keep one"
-        for path in distinct
-        if paths.count(path) > 1
-    ]
-    problems += [
-        f"{inner} is inside {outer}; disks must be apart"
-        for outer, inner in itertools.permutations(distinct, 2)
-        if _is_inside(inner, outer)
-    ]
-    return problems
-
-
-def _overlap(disk: str, mountpoint: str) -> str | None:
-    if disk == mountpoint:
-        return f"{mountpoint} is a disk of the pool; mount elsewhere"
-    if _is_inside(mountpoint, disk):
-        return f"{mountpoint} is inside disk {disk}; mount elsewhere"
-    if _is_inside(disk, mountpoint):
-        return f"disk {disk} is inside {mountpoint}; mount elsewhere"
-    return None
-
-
-def _is_inside(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

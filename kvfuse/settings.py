@@ -5,6 +5,7 @@ as JSON each value is written as in the file, so that a dump can be validated ag
 says "what is wrong; what to write".
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -221,3 +222,61 @@ class ControlSettings(_Section):
     """Where the command line finds the daemon; empty *socket*: in the pool's run directory."""
 
     socket: PathOrNothing = ""
+
+
+def conflicts(pool: PoolSettings, control: ControlSettings) -> list[tuple[str, str]]:
+    """Return (key, problem) of values that are each right but not together."""
+    paths = [disk.path for disk in pool.disks]
+    found = [("pool.disks", problem) for problem in _disk_conflicts(paths)]
+    paths = list(dict.fromkeys(paths))
+    mountpoint = pool.mountpoint
+    if mountpoint == "/":
+        found.append(("pool.mountpoint", "'/' cannot be mounted over; name a directory"))
+    elif mountpoint:
+        overlaps = (_overlap(path, mountpoint) for path in paths)
+        found += [("pool.mountpoint", problem) for problem in overlaps if problem]
+    own = {"pool.state_dir": pool.state_dir, "pool.run_dir": pool.run_dir}
+    if control.socket:
+        own["control.socket"] = control.socket
+    for key, place in own.items():
+        found += [
+            (key, f"{place} is on disk {path}; put it elsewhere")
+            for path in paths
+            if _is_inside(place, path)
+        ]
+        if mountpoint and _is_inside(place, mountpoint):
+            found.append((key, f"{place} is below the mountpoint; put it elsewhere"))
+    return found
+
+
+def _disk_conflicts(paths: list[str]) -> list[str]:
+    if not paths:
+        return ["none given; name at least one disk directory"]
+    if "/" in paths:
+        return ["'/' cannot be a disk; name a directory of a mounted disk"]
+    distinct = list(dict.fromkeys(paths))
+    problems = [
+        f"{path} is listed {paths.count(path)} times; keep one"
+        for path in distinct
+        if paths.count(path) > 1
+    ]
+    problems += [
+        f"{inner} is inside {outer}; disks must be apart"
+        for outer, inner in itertools.permutations(distinct, 2)
+        if _is_inside(inner, outer)
+    ]
+    return problems
+
+
+def _overlap(disk: str, mountpoint: str) -> str | None:
+    if disk == mountpoint:
+        return f"{mountpoint} is a disk of the pool; mount elsewhere"
+    if _is_inside(mountpoint, disk):
+        return f"{mountpoint} is inside disk {disk}; mount elsewhere"
+    if _is_inside(disk, mountpoint):
+        return f"disk {disk} is inside {mountpoint}; mount elsewhere"
+    return None
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
