@@ -1,0 +1,96 @@
+"""The command ``kvfuse``: finds its subcommands when they are called, and reports failures.
+
+Each failure is one line on stderr and the exit code of :mod:`kvfuse.errors`; with ``--json`` it is
+also an object on stdout.
+"""
+
+import importlib
+from typing import Any
+
+import click
+
+from kvfuse import __version__
+from kvfuse.cli.output import fail, wants_json
+from kvfuse.errors import EXIT_FAILED, KvfuseError
+
+EPILOG = """\b
+Start here:
+  kvfuse doctor                                        can this machine mount a pool?
+  kvfuse mount /kvcache --disk /mnt/a --disk /mnt/b --init
+  kvfuse status
+  kvfuse umount /kvcache
+
+\b
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 not mounted,
+  4 disk refused, 5 busy, 6 kernel or privilege missing.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they are used, or listed by ``--help``."""
+
+    def __init__(self, *, modules: dict[str, str], hidden: dict[str, str], **attrs: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(**attrs)
+        self._modules = modules
+        self._hidden = hidden
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names that ``--help`` lists."""
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command *cmd_name*, imported now."""
+        module = self._modules.get(cmd_name) or self._hidden.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command in *args*; an unknown one is told with the nearest that exists."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            nearest = nearest_of(args[0], self._modules)
+            if not nearest or "Did you mean" in exc.message:
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean '{nearest}'?", ctx) from exc
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Run the subcommand; turn a failure into one line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except KvfuseError as exc:
+            fail(str(exc), exc.exit_code, as_json=wants_json(ctx))
+            ctx.exit(exc.exit_code)
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            where = f"{exc.filename}: " if exc.filename else ""
+            fail(f"{where}{exc.strerror or exc}", EXIT_FAILED, as_json=wants_json(ctx))
+            ctx.exit(EXIT_FAILED)
+
+
+def nearest_of(word: str, known: Any) -> str:  # noqa: ANN401 - any collection of names
+    """Return the one of *known* that looks most like *word*, "" when none does."""
+    import difflib
+
+    found = difflib.get_close_matches(word, list(known), 1)
+    return found[0] if found else ""
+
+
+@click.group(
+    cls=LazyGroup,
+    modules={
+        name: f"kvfuse.cli.{name}"
+        for name in ("mount", "umount", "status", "locate", "disk", "config", "doctor")
+    },
+    hidden={"daemon": "kvfuse.cli.daemon"},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EPILOG,
+)
+@click.version_option(version=__version__, message="kvfuse %(version)s")
+def cli() -> None:
+    """One FUSE mount over many disks, for the KV caches of LLM serving engines."""

@@ -1,0 +1,77 @@
+"""``kvfuse locate``."""
+
+import os
+from typing import Any
+
+import click
+
+from kvfuse.cli.output import human_bytes, json_option, show_json, show_table
+from kvfuse.control.client import call
+from kvfuse.control.registry import Registration, enclosing
+from kvfuse.errors import KvfuseError
+
+_ASK_MAX = 1000
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kvfuse locate /kvcache/model/block-17.bin
+  cd /kvcache/model && kvfuse locate *.bin --json
+
+\b
+The answer's "why": owner (the placement function puts it there), displaced (it was written when
+the owner had no room or was not there; served all the same), scan (found on the disk).
+"""
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@json_option
+def command(paths: tuple[str, ...], as_json: bool) -> None:
+    """Show on which disk files of a mounted pool lie, and why there."""
+    found: list[dict[str, Any]] = []
+    for entry, keys in _by_mount(paths):
+        for start in range(0, len(keys), _ASK_MAX):
+            found.extend(call(entry, "locate", {"keys": keys[start : start + _ASK_MAX]}))
+    if as_json:
+        show_json(found)
+        return
+    show_table(
+        ["path", "disk", "file on the disk", "why", " size", "state"],
+        [
+            [
+                str(item["path"]),
+                str(item["disk"] or "-")[:8],
+                str(item["disk_path"] or "-"),
+                str(item["why"] or "-"),
+                human_bytes(int(item["size_bytes"] or 0)),
+                str(item["state"]),
+            ]
+            for item in found
+        ],
+    )
+
+
+def _by_mount(paths: tuple[str, ...]) -> list[tuple[Registration, list[bytes]]]:
+    """Return the paths as keys, those that follow each other in one mount together."""
+    groups: list[tuple[Registration, list[bytes]]] = []
+    for path in paths:
+        entry, key = _split(path)
+        if not groups or groups[-1][0] != entry:
+            groups.append((entry, []))
+        groups[-1][1].append(key)
+    return groups
+
+
+def _split(path: str) -> tuple[Registration, bytes]:
+    absolute = _absolute(path)
+    entry = enclosing(absolute)
+    key = os.path.relpath(absolute, entry.mountpoint)
+    if key == ".":
+        raise KvfuseError(f"{path}: this is the mountpoint; name a file in it")
+    return entry, os.fsencode(key)
+
+
+def _absolute(path: str) -> str:
+    """Return *path* absolute, links above its last component followed, that one left alone."""
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(parent), name)

@@ -1,0 +1,104 @@
+"""How commands answer: one JSON object for programs, tables and sentences for people.
+
+A name that is not text is shown with backslash escapes, and never breaks the output.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_JSON_KEY = "kvfuse.json"
+_PIPE_COLUMNS = 4096
+
+
+def json_option(command: _F) -> _F:
+    """Add ``--json`` to *command* as the parameter ``as_json``."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        ctx.find_root().meta[_JSON_KEY] = value
+        return value
+
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=remember,
+        help="Answer with JSON on stdout; logs stay on stderr.",
+    )(command)
+
+
+def wants_json(ctx: click.Context) -> bool:
+    """Whether the command that runs in *ctx* was given ``--json``."""
+    return bool(ctx.find_root().meta.get(_JSON_KEY, False))
+
+
+def printable(name: str | bytes) -> str:
+    """Return *name* with what is not text, or would move the cursor, as backslash escapes."""
+    raw = os.fsencode(name) if isinstance(name, str) else name
+    text = raw.decode(errors="backslashreplace")
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def show_json(value: object) -> None:
+    """Write *value* as JSON, on one line into a pipe and indented on a terminal."""
+    raw = msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        raw = msgspec.json.format(raw, indent=2)
+    click.echo(raw.decode())
+
+
+def say(text: str) -> None:
+    """Write one line for people to stdout."""
+    click.echo(printable(text))
+
+
+def note(text: str) -> None:
+    """Write one line for people to stderr: progress, warnings."""
+    click.echo(f"kvfuse: {printable(text)}", err=True)
+
+
+def fail(text: str, exit_code: int, *, as_json: bool) -> None:
+    """Report a failure: a line on stderr, and for programs an object on stdout."""
+    note(text)
+    if as_json:
+        show_json({"error": printable(text), "exit_code": exit_code})
+
+
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Write a table; numbers align right where the header starts with a space."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for header in headers:
+        table.add_column(
+            header.strip(),
+            justify="right" if header.startswith(" ") else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def human_bytes(count: int) -> str:
+    """Return *count* bytes in the largest unit of 1024 that leaves at least 1."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} PiB"
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()

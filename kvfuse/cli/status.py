@@ -1,0 +1,81 @@
+"""``kvfuse status``."""
+
+from typing import Any
+
+import click
+
+from kvfuse.cli.output import human_bytes, json_option, say, show_json, show_table
+from kvfuse.control.client import call
+from kvfuse.control.registry import choose
+from kvfuse.mounts import mountpoint_of
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kvfuse status
+  kvfuse status /kvcache --json | jq .space
+"""
+)
+@click.argument("mountpoint", required=False)
+@json_option
+def command(mountpoint: str | None, as_json: bool) -> None:
+    """Show a mounted pool: its disks, their space and state.
+
+    MOUNTPOINT may be left out when one pool is mounted. Exit code 3 when none answers.
+    """
+    entry = choose(None if mountpoint is None else mountpoint_of(mountpoint))
+    status = call(entry, "status")
+    if as_json:
+        show_json(status)
+        return
+    _show_pool(status)
+    show_disks(status["disks"])
+
+
+def show_disks(disks: list[dict[str, Any]]) -> None:
+    """Write the table of disks."""
+    show_table(
+        ["disk", "path", "filesystem", "state", " files", " used", " free", " capacity", "reason"],
+        [
+            [
+                str(disk["id"])[:8],
+                str(disk["path"]),
+                str(disk.get("filesystem") or "-"),
+                str(disk["state"]),
+                _number(disk.get("files")),
+                _size(disk.get("used_bytes")),
+                _size(disk.get("free_bytes")),
+                _size(disk.get("capacity_bytes")),
+                str(disk.get("reason") or ""),
+            ]
+            for disk in disks
+        ],
+    )
+
+
+def _show_pool(status: dict[str, Any]) -> None:
+    pool, space, recovery = status["pool"], status["space"], status["recovery"]
+    passthrough = "passthrough on" if pool["passthrough"] else "passthrough off"
+    say(
+        f"{pool['mountpoint']}: pool {str(pool['id'])[:8]}, epoch {pool['epoch']}, "
+        f"{pool['placement']}, driver {pool['driver']} ({passthrough}), kvfuse {pool['version']}"
+    )
+    if pool.get("driver_reason"):
+        say(f"  {pool['driver_reason']}")
+    say(
+        f"  space: {human_bytes(space['used_bytes'])} used of "
+        f"{human_bytes(space['capacity_bytes'])}, "
+        f"{human_bytes(space['available_bytes'])} available"
+    )
+    say(f"  recovery: {recovery['state']}, {recovery.get('files', 0)} files")
+    pids = ", ".join(f"{name} {facts['pid']}" for name, facts in status["processes"].items())
+    say(f"  processes: {pids}; log: {pool['log'] or 'the journal'}")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else human_bytes(value)

@@ -1,0 +1,67 @@
+"""The command line's side of the control socket."""
+
+import socket
+from typing import Any
+
+import msgspec
+
+from kvfuse.control.messages import REPLY_BYTES_MAX, Request, encoder, reply_decoder
+from kvfuse.control.registry import Registration
+from kvfuse.errors import KvfuseError, NotMountedError
+
+CALL_TIMEOUT_S = 15.0
+
+
+class CallError(KvfuseError):
+    """The daemon refused or failed a call; its exit code is passed on."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def call(
+    entry: Registration,
+    verb: str,
+    args: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Any:  # noqa: ANN401 - what the verb returns
+    """Return what *verb* answers in the daemon of *entry*.
+
+    Raises:
+        NotMountedError: the daemon has gone.
+        CallError: it refused the call, or the call failed there.
+        KvfuseError: it does not answer within *timeout_s*.
+    """
+    request = encoder.encode(Request(verb, msgspec.Raw(encoder.encode(args or {})))) + b"\n"
+    try:
+        line = _exchange(entry.socket, request, timeout_s)
+    except (FileNotFoundError, ConnectionError) as exc:
+        raise NotMountedError(
+            f"{entry.mountpoint}: the daemon (pid {entry.pid}) is not there; "
+            f"clear the mount: kvfuse umount {entry.mountpoint}"
+        ) from exc
+    except PermissionError as exc:
+        raise KvfuseError(f"{entry.socket}: permission denied; run this command as root") from exc
+    except TimeoutError as exc:
+        raise KvfuseError(
+            f"{entry.mountpoint}: the daemon (pid {entry.pid}) does not answer; "
+            f"its log: {entry.log or 'the journal'}"
+        ) from exc
+    try:
+        reply = reply_decoder.decode(line)
+    except msgspec.MsgspecError as exc:
+        raise KvfuseError(f"{entry.mountpoint}: the daemon broke off its answer") from exc
+    if reply.error:
+        raise CallError(reply.error, reply.exit_code)
+    return reply.result
+
+
+def _exchange(path: str, request: bytes, timeout_s: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        connection.sendall(request)
+        with connection.makefile("rb") as file:
+            return file.readline(REPLY_BYTES_MAX)

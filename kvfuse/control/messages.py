@@ -1,0 +1,41 @@
+"""What a command and the daemon say to each other: one JSON object a line, each way.
+
+Keys and names are bytes on a file system, so they travel as base64 (msgspec's form of bytes).
+"""
+
+from typing import Any
+
+import msgspec
+
+REQUEST_BYTES_MAX = 1 << 20
+REPLY_BYTES_MAX = 64 << 20
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call: the verb, and its arguments as the verb reads them."""
+
+    verb: str
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer: *result* when *error* is empty, else one line and the exit code it means."""
+
+    result: Any = None
+    error: str = ""
+    exit_code: int = 0
+
+
+class LocateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of ``locate``: paths below the mountpoint."""
+
+    keys: list[bytes]
+
+
+class NoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of a verb that takes none."""
+
+
+encoder = msgspec.json.Encoder()
+request_decoder = msgspec.json.Decoder(Request)
+reply_decoder = msgspec.json.Decoder(Reply)

@@ -1,0 +1,130 @@
+"""What an operator can ask of a running pool, whichever way the question arrives.
+
+Never in the data path. Verbs raise :class:`kvfuse.errors.KvfuseError` with the line to show, and
+``OSError`` where the pool does.
+
+Concurrency: called from several threads at once; the pool's verbs are thread-safe.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvfuse import __version__
+from kvfuse.errors import KvfuseError
+
+LOCATE_KEYS_MAX = 10_000
+
+
+class PoolView(Protocol):
+    """The part of the pool that is shown."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the pool's part of the status."""
+        ...
+
+    def locate(self, key: bytes) -> dict[str, Any]:
+        """Return where the file at *key* is, and why."""
+        ...
+
+
+class DriverView(Protocol):
+    """The part of the driver that is shown."""
+
+    name: str
+    reason: str
+
+    @property
+    def passthrough(self) -> bool:
+        """Whether reads and writes go past the daemon."""
+        ...
+
+    def counters(self) -> dict[str, Any]:
+        """Return what was counted of each kind of request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountFacts:
+    """What is true of a mount for as long as it lives."""
+
+    mountpoint: str
+    owner_uid: int
+    log: str
+
+
+class ControlService:
+    """The verbs of the control socket over *pool*.
+
+    *stop* asks the daemon to unmount and end; it returns at once.
+    """
+
+    READING_VERBS = frozenset({"status", "locate", "disks"})
+
+    def __init__(
+        self,
+        pool: PoolView,
+        driver: DriverView,
+        facts: MountFacts,
+        *,
+        stop: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._facts = facts
+        self._stop = stop
+        self._driver = driver
+
+    @property
+    def owner_uid(self) -> int:
+        """The user who may call the reading verbs, besides root."""
+        return self._facts.owner_uid
+
+    def status(self) -> dict[str, Any]:
+        """Return the whole status, as interface ``status --json`` shows it."""
+        status = dict(self._pool.status())
+        status["pool"] = {
+            **status.get("pool", {}),
+            "mountpoint": self._facts.mountpoint,
+            "driver": self._driver.name,
+            "driver_reason": self._driver.reason,
+            "passthrough": self._driver.passthrough,
+            "version": __version__,
+            "log": self._facts.log,
+        }
+        status["processes"] = {"server": {"pid": os.getpid(), "restarts": 0}}
+        status["requests"] = self._driver.counters()
+        return status
+
+    def disks(self) -> list[dict[str, Any]]:
+        """Return the disks of the pool, as in the status."""
+        return list(self._pool.status().get("disks", []))
+
+    def locate(self, keys: list[bytes]) -> list[dict[str, Any]]:
+        """Return where the files at *keys* are, in the same order.
+
+        Raises:
+            KvfuseError: a key is not in the pool, or too many were asked for at once.
+        """
+        if len(keys) > LOCATE_KEYS_MAX:
+            raise KvfuseError(
+                f"{len(keys)} paths in one question; ask for at most {LOCATE_KEYS_MAX}"
+            )
+        return [self._locate_one(key) for key in keys]
+
+    def stop(self) -> dict[str, Any]:
+        """Ask the daemon to unmount and end."""
+        self._stop()
+        return {"pid": os.getpid()}
+
+    def _locate_one(self, key: bytes) -> dict[str, Any]:
+        path = os.path.join(self._facts.mountpoint.encode(), key)
+        shown = path.decode(errors="backslashreplace")
+        try:
+            found = self._pool.locate(key)
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
+                raise KvfuseError(f"{shown}: no such file in the pool") from exc
+            raise KvfuseError(f"{shown}: {exc.strerror}") from exc
+        return {**found, "path": shown}
