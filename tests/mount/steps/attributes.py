@@ -185,7 +185,7 @@ def no_trusted_names_are_listed_on_a_plain_file() -> list[str]:
 
 @step
 def a_copy_with_attributes_is_whole() -> list[object]:
-    import shutil  # noqa: PLC0415
+    import shutil
 
     write_file("f", b"data", 0o640)
     os.setxattr("f", "user.a", b"1")

@@ -227,7 +227,7 @@ def renaming_while_reading_shows_other_names_once() -> list[object]:
 
 @step
 def seeking_back_in_a_directory_gives_the_same_names() -> list[object]:
-    import ctypes  # noqa: PLC0415
+    import ctypes
 
     for number in range(200):
         write_file(f"f{number:03d}", b"")
@@ -317,7 +317,7 @@ def deep_trees() -> list[object]:
 
 @step
 def a_tree_is_removed_whole() -> list[object]:
-    import shutil  # noqa: PLC0415
+    import shutil
 
     for first in range(5):
         for second in range(5):

@@ -190,11 +190,12 @@ def a_mapping_of_an_unlinked_file() -> list[object]:
 def mapping_modes_and_descriptors() -> list[object]:
     write_file("f", b"x" * 4096)
     reader, writer = os.open("f", os.O_RDONLY), os.open("f", os.O_WRONLY)
-    found = []
-    for fd in (reader, writer):
-        for prot in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE):
-            for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
-                found.append(attempt(lambda f=fd, p=prot, g=flags: mmap.mmap(f, 4096, g, p).close()))
+    found = [
+        attempt(lambda f=fd, p=prot, g=flags: mmap.mmap(f, 4096, g, p).close())
+        for fd in (reader, writer)
+        for prot in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE)
+        for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE)
+    ]
     os.close(reader)
     os.close(writer)
     return list(found)
@@ -336,7 +337,7 @@ def syncing() -> list[object]:
 
 @step
 def terminal_ioctl_on_a_file() -> list[object]:
-    import termios  # noqa: PLC0415
+    import termios
 
     fd = os.open("f", os.O_RDWR | os.O_CREAT)
     found = [os.isatty(fd)]
@@ -366,7 +367,7 @@ def a_hundred_handles_of_one_file() -> list[object]:
 
 @step
 def file_handles_by_name_reopen() -> object:
-    import ctypes  # noqa: PLC0415
+    import ctypes
 
     write_file("f", b"by handle")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -82,7 +82,8 @@ def _bytes(name: bytes) -> list[object]:
 
 
 for _raw in (b"a b", b"\xff\xfe\x80", b"new\nline", b"\x01", b"...", b".hidden", b"-rf", b"*?[",
-             b"\xc3\xa9", b"e\xcc\x81", b"back\\slash", b"%2F", b"a:b", b"~", b"UPPER", b" "):  # fmt: skip
+             b"\xc3\xa9", b"e\xcc\x81", b"back\\slash", b"%2F", b"a:b", b"~",
+             b"UPPER", b" "):  # fmt: skip
     register(f"naming.bytes_{_raw.hex()}", partial(_bytes, _raw))
 
 
@@ -105,7 +106,10 @@ def names_a_pool_could_take_for_its_own() -> list[object]:
     names = ("lost+found", ".kvfuse", ".fuse_hidden0001", ".tmp", "x.tmp", "x_1.tmp", ".nfs01")
     found: list[object] = []
     for name in names:
-        found += [attempt(write_file, name, b"mine"), attempt(lambda name=name: len(read_file(name)))]
+        found += [
+            attempt(write_file, name, b"mine"),
+            attempt(lambda name=name: len(read_file(name))),
+        ]
     return found
 
 

@@ -89,4 +89,6 @@ def one_device_everywhere() -> bool:
     os.makedirs("a/b")
     for number in range(20):
         write_file(f"a/b/{number}")
-    return len({os.stat(f"a/b/{number}").st_dev for number in range(20)} | {os.stat("a").st_dev}) == 1
+    return (
+        len({os.stat(f"a/b/{number}").st_dev for number in range(20)} | {os.stat("a").st_dev}) == 1
+    )

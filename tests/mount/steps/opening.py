@@ -246,8 +246,8 @@ def open_of_an_empty_path() -> str:
 
 @step
 def opening_a_running_program_for_writing() -> list[object]:
-    import shutil  # noqa: PLC0415
-    import subprocess  # noqa: PLC0415
+    import shutil
+    import subprocess
 
     shutil.copy("/bin/sleep", "program")
     os.chmod("program", 0o755)

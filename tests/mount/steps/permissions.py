@@ -230,7 +230,7 @@ def linking_somebody_elses_file() -> list[object]:
 
 @step
 def execution_needs_the_bit() -> list[object]:
-    import shutil  # noqa: PLC0415
+    import shutil
 
     shutil.copy("/bin/true", "program")
     found = []

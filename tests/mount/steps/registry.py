@@ -197,9 +197,9 @@ def _visit(prefix: str, rows: list[list[object]]) -> None:
         row: list[object] = [prefix + ascii(name), f"{status.st_mode:o}"]
         row += [status.st_uid, status.st_gid]
         if stat.S_ISDIR(status.st_mode):
-            rows.append(row + [_xattrs(name)])
+            rows.append([*row, _xattrs(name)])
             os.chdir(name)
-            _visit(f"{prefix}{ascii(name)}/", rows)
+            _visit(f"{prefix}{name!a}/", rows)
             os.chdir("..")
             continue
         row += [status.st_nlink, status.st_size]

@@ -19,14 +19,14 @@ HANG_S = 20.0
 
 def run_here(root: Path, ids: Sequence[str]) -> None:
     """Run the steps *ids*, each in a new directory below *root*, and print their outcomes."""
-    from tests.mount.steps.registry import STEPS, attempt, snapshot  # noqa: PLC0415
+    from tests.mount.steps.registry import STEPS, attempt, snapshot
 
     os.umask(0o022)
     for step_id in ids:
         place = root / step_id
         place.mkdir()
         os.chdir(place)
-        print(json.dumps({"begin": step_id}), flush=True)
+        _say({"begin": step_id})
         try:
             outcome: object = attempt(STEPS[step_id])
         except Exception:  # noqa: BLE001 - a bug in a step is an outcome that both sides share
@@ -38,7 +38,12 @@ def run_here(root: Path, ids: Sequence[str]) -> None:
         except OSError as exc:
             left = f"snapshot failed: {exc!r}"
         os.chdir(root)
-        print(json.dumps({"id": step_id, "outcome": [outcome, left]}, default=repr), flush=True)
+        _say({"id": step_id, "outcome": [outcome, left]})
+
+
+def _say(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message, default=repr) + "\n")
+    sys.stdout.flush()
 
 
 def run_apart(root: Path, ids: Sequence[str], *, hang_s: float = HANG_S) -> dict[str, object]:
@@ -74,7 +79,8 @@ def _run_child(
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=pump, daemon=True).start()
+    pumping = threading.Thread(target=pump, daemon=True)
+    pumping.start()
     begun: str | None = None
     verdict = "the process died"
     try:
@@ -88,6 +94,8 @@ def _run_child(
         verdict = f"still running after {hang_s:g} s"
         child.kill()
     child.wait()
+    pumping.join()
+    stream.close()
     if begun is not None and begun not in outcomes:
         outcomes[begun] = verdict
     return begun

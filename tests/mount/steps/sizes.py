@@ -183,7 +183,8 @@ for _name, _mode in (("plain", 0), ("keep_size", KEEP_SIZE), ("punch", PUNCH_HOL
     for _offset, _length in ((0, 4096), (4096, 8192), (10_000, 20_000), (50_000, 1), (0, 0),
                              (-1, 10)):  # fmt: skip
         register(
-            f"sizes.fallocate_{_name}_{_offset}_{_length}", partial(_fallocate, _mode, _offset, _length)
+            f"sizes.fallocate_{_name}_{_offset}_{_length}",
+            partial(_fallocate, _mode, _offset, _length),
         )
 
 
@@ -310,8 +311,8 @@ def writing_zero_bytes_beyond_the_end_changes_nothing() -> list[object]:
 
 @step
 def size_limit_of_the_process() -> list[object]:
-    import resource  # noqa: PLC0415
-    import signal  # noqa: PLC0415
+    import resource
+    import signal
 
     if (pid := os.fork()) == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
