@@ -80,7 +80,7 @@ class Daemon:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         stop_on_signals(self._stop, signals)
         os.chdir("/")  # a working directory on a disk, or below the mountpoint, would pin it
-        os.umask(0o077)
+        os.umask(0o022)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # Memory reclaim must not wait for writes that wait for this process, nor kill it first.

@@ -71,16 +71,15 @@ def command(foreground: bool, init: bool, as_json: bool, **given: Any) -> None: 
     was killed, is cleared. A disk that is missing, dead or read-only does not hinder the others.
     """
     check_options(given["options"])
-    resolved = resolve(given["config_file"], _flags(given))
-    config = resolved.config
-    _check(config)
+    resolved = _resolve(given)
+    _check(resolved.config)
     if foreground:
         _stay(resolved, init=init, as_json=as_json)
         return
     from kvfuse.cli.background import start
 
     warnings = start(resolved, init=init)
-    _report(config.pool.mountpoint, warnings, as_json=as_json)
+    _report(resolved.config.pool.mountpoint, warnings, as_json=as_json)
 
 
 def check_options(options: tuple[str, ...]) -> None:
@@ -95,6 +94,18 @@ def check_options(options: tuple[str, ...]) -> None:
         nearest = nearest_of(option, OPTIONS)
         hint = f"did you mean {nearest}?" if nearest else f"known are {', '.join(OPTIONS)}"
         raise ConfigError(f"-o {option}: unknown option; {hint}")
+
+
+def _resolve(given: dict[str, Any]) -> Resolved:
+    """Return the configuration; its mountpoint is the path that the mount table will show."""
+    flags = _flags(given)
+    resolved = resolve(given["config_file"], flags)
+    mountpoint = resolved.config.pool.mountpoint
+    if not mountpoint or mountpoint == mounts.mountpoint_of(mountpoint):
+        return resolved
+    return resolve(
+        given["config_file"], {**flags, "pool.mountpoint": mounts.mountpoint_of(mountpoint)}
+    )
 
 
 def _flags(given: dict[str, Any]) -> dict[str, object]:
