@@ -95,9 +95,8 @@ async def serve(
     operations = PoolOperations(pool, timeouts=timeouts, counters=counters or RequestCounters())
     _mount(operations, mountpoint, options)
     try:
-        _read_ahead(mountpoint)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_announce, operations.answering, ready)
+            nursery.start_soon(_announce, operations.answering, mountpoint, ready)
             nursery.start_soon(_unmount_when, stop, mountpoint)
             await _answer(mountpoint)
             nursery.cancel_scope.cancel()
@@ -136,8 +135,9 @@ def _read_ahead(mountpoint: str) -> None:
         Path(f"/sys/class/bdi/{mount.device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
 
 
-async def _announce(answering: trio.Event, ready: Callable[[], None]) -> None:
+async def _announce(answering: trio.Event, mountpoint: str, ready: Callable[[], None]) -> None:
     await answering.wait()
+    _read_ahead(mountpoint)  # not earlier: the kernel's first request sets it back
     ready()
 
 
