@@ -55,19 +55,19 @@ def _proc_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _probe_label_name(root_fd: int) -> str:
-    """Return the attribute this process can set on the disk, without setting it."""
+def _probe_label(root_fd: int, name: str) -> bool | None:
+    """Return whether this process can set a label called *name*, None on a read-only disk."""
     try:
         # REPLACE of a name that cannot exist: ENODATA says "you might", and nothing is written
-        os.setxattr(root_fd, "trusted.kvfuse.probe", b"", os.XATTR_REPLACE)
+        os.setxattr(root_fd, f"{name}.probe", b"", os.XATTR_REPLACE)
     except OSError as e:
         if e.errno in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS):
-            return LABEL_USER
+            return False
         if e.errno == errno.EROFS:
-            return LABEL_TRUSTED if _has_sys_admin() else LABEL_USER
+            return None
         if e.errno != errno.ENODATA:
             raise
-    return LABEL_TRUSTED
+    return True
 
 
 def _has_sys_admin() -> bool:
@@ -88,7 +88,9 @@ class Disk(Root):
     def __init__(self, path: str, root_fd: int, *, use_openat2: bool = True) -> None:
         """Take over *root_fd*, a readable descriptor of the directory *path*."""
         super().__init__(path, root_fd, use_openat2=use_openat2)
-        self.label_name = _probe_label_name(root_fd)
+        can = _probe_label(root_fd, LABEL_TRUSTED)
+        is_trusted = _has_sys_admin() if can is None else can
+        self.label_name = LABEL_TRUSTED if is_trusted else LABEL_USER
 
     # -- directories ------------------------------------------------------------------------------
 
@@ -296,6 +298,10 @@ class Disk(Root):
         os.removexattr(fd, name)
 
     # -- labels -----------------------------------------------------------------------------------
+
+    def keeps_labels(self) -> bool:
+        """Whether the file system takes labels; writes nothing. False on a read-only one."""
+        return bool(_probe_label(self.root_fd, self.label_name))
 
     def read_label(self, fd: int) -> bytes | None:
         """Return what kvfuse noted on an open file or readable directory, None when nothing."""

@@ -113,9 +113,9 @@ def make_mark(disk: Disk) -> None:
 
 
 def remove_mark(disk: Disk) -> None:
-    """Undo :func:`make_mark` on a disk without identity; what others put there, stays."""
+    """Undo the making of a disk that failed half-way; what others put there, stays."""
     with contextlib.suppress(OSError), _mark(disk) as mark_fd:
-        for name in (IDENTITY_FILE + b".tmp", LOCK_FILE):
+        for name in (IDENTITY_FILE + b".tmp", IDENTITY_FILE, LOCK_FILE):
             with contextlib.suppress(FileNotFoundError):
                 disk.unlink(mark_fd, name)
         disk.remove_dir(mark_fd, QUARANTINE_DIR)
