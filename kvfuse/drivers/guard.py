@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 
@@ -64,4 +64,4 @@ def handler(method: _Method[S, P, R]) -> _Method[S, P, R]:
             self.counters.of(op).add(time.perf_counter_ns() - begin_ns, failed=failed)
         raise pyfuse3.FUSEError(code)
 
-    return guarded
+    return cast("_Method[S, P, R]", guarded)  # wraps() forgets that self has no keyword

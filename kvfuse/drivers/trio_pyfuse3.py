@@ -19,7 +19,7 @@ from kvfuse import syscalls
 from kvfuse.drivers.counters import RequestCounters
 from kvfuse.drivers.operations import PoolOperations, Timeouts
 from kvfuse.errors import KernelError
-from kvfuse.mounts import mount_at
+from kvfuse.mounts import mount_at, mountpoint_of
 from kvfuse.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -98,11 +98,13 @@ async def serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_announce, operations.answering, mountpoint, ready)
             nursery.start_soon(_unmount_when, stop, mountpoint)
-            await _answer(mountpoint)
+            failure = await _answer()
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.close(unmount=True)
         operations.threads.pay_all()
+    if failure is not None:
+        raise KernelError(f"{mountpoint}: the FUSE connection broke: {failure}") from failure
 
 
 def _mount(operations: PoolOperations, mountpoint: str, options: MountOptions) -> None:
@@ -128,7 +130,7 @@ def _mount(operations: PoolOperations, mountpoint: str, options: MountOptions) -
 
 def _read_ahead(mountpoint: str) -> None:
     """Let the kernel ask for larger pieces when a file is read from start to end."""
-    mount = mount_at(os.path.abspath(mountpoint))
+    mount = mount_at(mountpoint_of(mountpoint))
     if mount is None:
         return
     with contextlib.suppress(OSError):  # /sys is read-only in containers; slower, no more
@@ -141,22 +143,41 @@ async def _announce(answering: trio.Event, mountpoint: str, ready: Callable[[], 
     ready()
 
 
-async def _answer(mountpoint: str) -> None:
-    """Answer requests until the kernel closes the connection or ``terminate`` is called."""
+async def _answer() -> BaseException | None:
+    """Answer requests until the connection is closed, or ``terminate`` is called, or it breaks.
+
+    Returns:
+        What broke it, None when it ended well.
+    """
+    first: BaseException | None = None
     try:
         await pyfuse3.main(max_tasks=TASKS_MAX)
     except* OSError as group:
-        first: BaseException = group
+        first = group
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        raise KernelError(f"{mountpoint}: the FUSE connection broke: {first}") from group
+    return first
 
 
 async def _unmount_when(stop: trio.Event, mountpoint: str) -> None:
     """Unmount in peace while requests are still answered; when it is busy, stop answering."""
     await stop.wait()
     try:
-        await trio.to_thread.run_sync(syscalls.umount, mountpoint, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(_leave, mountpoint, abandon_on_cancel=True)
     except OSError as exc:
-        log.info("%s: unmounting lazily: %s", mountpoint, exc.strerror)
+        log.info("%s: clients are cut off: %s", mountpoint, exc.strerror)
         pyfuse3.terminate()
+
+
+def _leave(mountpoint: str) -> None:
+    """Unmount, or write back what clients have mapped and raise why it stays mounted."""
+    try:
+        syscalls.umount(mountpoint)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                syscalls.syncfs(fd)
+            finally:
+                os.close(fd)
+        raise
