@@ -42,7 +42,6 @@ __all__ = [
     "DiskSet", "DiskSpec", "Slot", "Survey", "init_disk", "open_disks", "survey",
 ]  # fmt: skip
 
-_NS_PER_S = 1_000_000_000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -265,7 +264,7 @@ def _write(
     disks = DiskSet(
         pool_id=plan.pool_id,
         topology=topology,
-        slots=_slots(plan, topology, joined, now_ns() / _NS_PER_S),
+        slots=_slots(plan, topology, joined, time.monotonic()),
         session=session,
         last_session=last_session,
         warnings=plan.warnings + plan.notes,
@@ -364,10 +363,10 @@ def _slots(plan: _Plan, topology: Topology, joined: set[str], now_s: float) -> l
 def _health(candidate: Candidate, now_s: float) -> Health:
     if candidate.disk is None:
         return Health.failed(candidate.reason, now_s=now_s)
-    if candidate.spec.mode == "ro":
-        return Health.registering(now_s=now_s, read_only=True)
-    health = Health.registering(now_s=now_s)
-    if candidate.read_only:
+    # nothing is asked of a disk before the scan that open_pool makes is over: no REGISTERING needed
+    is_forbidden = candidate.spec.mode == "ro"
+    health = Health.healthy(now_s=now_s, read_only=is_forbidden)
+    if candidate.read_only and not is_forbidden:
         health = health.on_read_only(now_s=now_s, reason=candidate.read_only)
     return health
 
