@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyfuse3
@@ -126,12 +127,12 @@ def _proc(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
+@dataclass
 class Inode:
     """An object the kernel knows, pinned by a descriptor."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.lookups = 0
+    fd: int
+    lookups: int = 0
 
 
 class FaultOperations(pyfuse3.Operations):
@@ -194,12 +195,10 @@ class FaultOperations(pyfuse3.Operations):
     async def forget(self, inode_list):
         for number, count in inode_list:
             inode = self._inodes.get(number)
-            if inode is None or number == pyfuse3.ROOT_INODE:
-                continue
-            inode.lookups -= count
-            if inode.lookups <= 0:
-                del self._inodes[number]
-                os.close(inode.fd)
+            if inode is not None and number != pyfuse3.ROOT_INODE:
+                inode.lookups -= count
+                if inode.lookups <= 0:
+                    os.close(self._inodes.pop(number).fd)
 
     @handler
     async def getattr(self, inode, ctx):
@@ -318,7 +317,7 @@ class FaultOperations(pyfuse3.Operations):
         for cookie, name in enumerate(names[start_id:], start_id + 1):
             try:
                 entry = await self._look(inode, name)
-            except FileNotFoundError:
+            except FileNotFoundError:  # removed since
                 continue
             if not pyfuse3.readdir_reply(token, name, entry, cookie):
                 await self.forget([(entry.st_ino, 1)])
