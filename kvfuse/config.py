@@ -109,7 +109,7 @@ def parse(
     gathered.add_flags(flags)
     sections = {name: gathered.section(name, model) for name, model in _SECTIONS.items()}
     pool, control = sections["pool"], sections["control"]
-    # Of a file that could not be read, "no disks" would be a second message for one mistake.
+    # Otherwise "no disks" would be a second message for one mistake.
     if is_read and isinstance(pool, PoolSettings) and isinstance(control, ControlSettings):
         for key, problem in conflicts(pool, control):
             gathered.error(key, problem)
@@ -129,7 +129,7 @@ class _Gathered:
         self.disk_tables = False
 
     def add_file(self, text: str) -> bool:
-        """Take the values of a file; return False when it is no TOML."""
+        """Take the values of a file; return False when its disks cannot be told."""
         try:
             document = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as exc:
@@ -146,20 +146,20 @@ class _Gathered:
             else:
                 for key, value in section.items():
                     self._say(name, key, value, origin)
-        if tables is not None:
-            self._add_disk_tables(tables, origin)
-        return True
+        return tables is None or self._add_disk_tables(tables, origin)
 
-    def _add_disk_tables(self, tables: object, origin: str) -> None:
+    def _add_disk_tables(self, tables: object, origin: str) -> bool:
         if "disks" in self.values["pool"]:
             self.errors.append(
                 f"{self.source}: disk: disks are in pool.disks already; use one of the two"
             )
-        elif not isinstance(tables, list):
+            return False
+        if not isinstance(tables, list):
             self.errors.append(f"{self.source}: disk: {show(tables)} is no disk; write [[disk]]")
-        else:
-            self._say("pool", "disks", tables, origin)
-            self.disk_tables = True
+            return False
+        self._say("pool", "disks", tables, origin)
+        self.disk_tables = True
+        return True
 
     def add_environment(self, environment: Mapping[str, str]) -> None:
         for variable in sorted(environment):
@@ -292,10 +292,19 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+_REMEDIES = {
+    "bool_type": "is neither true nor false; write one of them",
+    "float_type": "is no number; write one",
+    "finite_number": "is no number; write one",
+    "string_type": "is no text; write it in quotes",
+    "string_unicode": "is not UTF-8; use text that is",
+}
+
+
 def _problem(error: ErrorDetails) -> str:
     """Return what is wrong and what to do, of one error of pydantic."""
-    value = show(error["input"])
-    match error["type"]:
+    kind, value = error["type"], show(error["input"])
+    match kind:
         case "value_error":
             return str(error["ctx"]["error"])
         case "literal_error":
@@ -306,14 +315,8 @@ def _problem(error: ErrorDetails) -> str:
             return f"unknown key; {_nearest(key, known) or 'known are ' + ', '.join(known)}"
         case "missing":
             return "is missing; write it"
-        case "bool_type":
-            return f"{value} is neither true nor false; write one of them"
-        case "float_type" | "int_type" | "finite_number":
-            return f"{value} is no number; write one"
-        case "string_type":
-            return f"{value} is no text; write it in quotes"
         case _:
-            return f"{value}: {error['msg']}; mend it"
+            return f"{value} {_REMEDIES.get(kind, error['msg'] + '; mend it')}"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str | None:

@@ -228,11 +228,13 @@ def conflicts(pool: PoolSettings, control: ControlSettings) -> list[tuple[str, s
     """Return (key, problem) of values that are each right but not together."""
     paths = [disk.path for disk in pool.disks]
     found = [("pool.disks", problem) for problem in _disk_conflicts(paths)]
-    paths = list(dict.fromkeys(paths))
+    # Everything is inside "/": that it was named is told once.
+    paths = [path for path in dict.fromkeys(paths) if path != "/"]
     mountpoint = pool.mountpoint
     if mountpoint == "/":
         found.append(("pool.mountpoint", "'/' cannot be mounted over; name a directory"))
-    elif mountpoint:
+        mountpoint = ""
+    if mountpoint:
         overlaps = (_overlap(path, mountpoint) for path in paths)
         found += [("pool.mountpoint", problem) for problem in overlaps if problem]
     own = {"pool.state_dir": pool.state_dir, "pool.run_dir": pool.run_dir}

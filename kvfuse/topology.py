@@ -59,7 +59,7 @@ class Topology:
                 raise ValueError(f"topology: weight {member.weight} of {member.disk_id}, need > 0")
         if len(self.history) > HISTORY_MAX:
             raise ValueError(f"topology: history of {len(self.history)}, at most {HISTORY_MAX}")
-        if any(not 1 <= epoch <= self.epoch for epoch, _ in self.history):
+        if any(not 1 <= epoch < self.epoch for epoch, _ in self.history):
             raise ValueError("topology: history holds an epoch that is not before this one")
         in_order = tuple(sorted(self.members, key=lambda m: m.disk_id))
         object.__setattr__(self, "members", in_order)
