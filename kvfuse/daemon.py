@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvfuse import logs
-from kvfuse.config import Config
+from kvfuse.config import Resolved
 from kvfuse.control import registry
 from kvfuse.control.rpc import ControlServer
 from kvfuse.control.service import ControlService, MountFacts
@@ -37,16 +37,17 @@ class InterruptedStartError(KvfuseError):
 
 
 class Daemon:
-    """One run of the daemon for *config*.
+    """One run of the daemon for the configuration *resolved*.
 
     *report* hears warnings, progress, and that the mount answers. In the background it logs to a
     file under the state directory, in the *foreground* or below a service manager to stderr.
     """
 
     def __init__(
-        self, config: Config, *, init: bool, report: Callable[[Event], None], foreground: bool
+        self, resolved: Resolved, *, init: bool, report: Callable[[Event], None], foreground: bool
     ) -> None:
-        self._config = config
+        self._resolved = resolved
+        self._config = resolved.config
         self._init = init
         self._report = report
         self._foreground = foreground
@@ -144,7 +145,10 @@ class Daemon:
 
     def _control(self, driver: Driver, pool: Pool, pool_id: str) -> ControlServer:
         facts = MountFacts(
-            mountpoint=self._config.pool.mountpoint, owner_uid=os.geteuid(), log=self._log_path
+            mountpoint=self._config.pool.mountpoint,
+            owner_uid=os.geteuid(),
+            log=self._log_path,
+            config=[(row.key, row.value, row.origin) for row in self._resolved.rows()],
         )
         service = ControlService(pool, driver, facts, stop=self._stop.request)
         path = Path(self._config.socket_path(pool_id))

@@ -1,9 +1,14 @@
 """``kvfuse config``."""
 
+from typing import Any
+
 import click
 
 from kvfuse.cli.output import json_option, say, show_json, show_table
-from kvfuse.cli.resolve import resolve, resolve_file
+from kvfuse.control.client import call
+from kvfuse.control.registry import choose
+from kvfuse.errors import ConfigError
+from kvfuse.mounts import mountpoint_of
 
 
 @click.group()
@@ -24,6 +29,8 @@ def check(file: str, as_json: bool) -> None:
 
     Only the file is read: not the environment, not the disks (kvfuse doctor looks at them).
     """
+    from kvfuse.cli.resolve import resolve_file
+
     config = resolve_file(file).config
     if as_json:
         show_json({"file": file, "ok": True})
@@ -36,21 +43,39 @@ def check(file: str, as_json: bool) -> None:
 @command.command(
     epilog="""\b
 Examples:
-  kvfuse config show                           the defaults, and KVFUSE_... of the environment
+  kvfuse config show                           what the mounted pool runs with
   kvfuse config show --config /etc/kvfuse/kvcache.toml --json
+
+\b
+With --config: what a mount with this file would run with, KVFUSE_... of the environment included.
 """
 )
+@click.argument("mountpoint", required=False)
 @click.option("--config", "config_file", metavar="FILE", help="Configuration file (TOML).")
 @json_option
-def show(config_file: str | None, as_json: bool) -> None:
-    """Show every key, its value, and where the value came from."""
-    rows = resolve(config_file, {}).rows()
+def show(mountpoint: str | None, config_file: str | None, as_json: bool) -> None:
+    """Show every key, its value, and where the value came from.
+
+    Of the pool at MOUNTPOINT, which may be left out when one is mounted, or of a file.
+    """
+    rows = _rows(mountpoint, config_file)
     if as_json:
-        show_json({row.key: {"value": row.value, "origin": row.origin} for row in rows})
+        show_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
         return
     show_table(
-        ["key", "value", "from"], [[row.key, _written(row.value), row.origin] for row in rows]
+        ["key", "value", "from"], [[key, _written(value), origin] for key, value, origin in rows]
     )
+
+
+def _rows(mountpoint: str | None, config_file: str | None) -> list[tuple[str, Any, str]]:
+    if config_file is None:
+        entry = choose(None if mountpoint is None else mountpoint_of(mountpoint))
+        return [(key, value, origin) for key, value, origin in call(entry, "config")]
+    if mountpoint is not None:
+        raise ConfigError("MOUNTPOINT and --config are two questions; use one of them")
+    from kvfuse.cli.resolve import resolve
+
+    return [(row.key, row.value, row.origin) for row in resolve(config_file, {}).rows()]
 
 
 def _written(value: object) -> str:

@@ -23,7 +23,7 @@ def command(ctx: click.Context, task_fd: int, progress_fd: int) -> None:
         task = json.load(file)
     try:
         Daemon(
-            Resolved.from_json(task["resolved"]).config,
+            Resolved.from_json(task["resolved"]),
             init=task["init"],
             report=report,
             foreground=False,

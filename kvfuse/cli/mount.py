@@ -149,7 +149,7 @@ def _stay(resolved: Resolved, *, init: bool, as_json: bool) -> None:
         elif event.kind == "warning":
             warnings.append(event.text)
 
-    Daemon(resolved.config, init=init, report=show, foreground=True).run()
+    Daemon(resolved, init=init, report=show, foreground=True).run()
 
 
 def _report(mountpoint: str, warnings: list[str], *, as_json: bool) -> None:

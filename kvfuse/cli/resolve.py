@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kvfuse.config import Resolved, parse
+from kvfuse.config import COMMAND_LINE, Resolved, parse
 from kvfuse.errors import ConfigError
 
 _FILE_BYTES_MAX = 1 << 20
@@ -16,7 +16,7 @@ def resolve(config_file: str | None, flags: dict[str, object]) -> Resolved:
         ConfigError: the file cannot be read, or something in it or in the others is wrong.
     """
     text = None if config_file is None else _read(config_file)
-    return parse(text, source=config_file or "", environment=os.environ, flags=flags)
+    return parse(text, source=config_file or COMMAND_LINE, environment=os.environ, flags=flags)
 
 
 def resolve_file(config_file: str) -> Resolved:

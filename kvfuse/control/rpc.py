@@ -129,6 +129,7 @@ class ControlServer:
         verbs: dict[str, Callable[[], Any]] = {
             "status": service.status,
             "disks": service.disks,
+            "config": service.config,
             "stop": service.stop,
         }
         if request.verb == "locate":

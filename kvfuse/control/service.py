@@ -53,6 +53,7 @@ class MountFacts:
     mountpoint: str
     owner_uid: int
     log: str
+    config: list[tuple[str, Any, str]]  # key, value, origin
 
 
 class ControlService:
@@ -61,7 +62,7 @@ class ControlService:
     *stop* asks the daemon to unmount and end; it returns at once.
     """
 
-    READING_VERBS = frozenset({"status", "locate", "disks"})
+    READING_VERBS = frozenset({"status", "locate", "disks", "config"})
 
     def __init__(
         self,
@@ -100,6 +101,10 @@ class ControlService:
     def disks(self) -> list[dict[str, Any]]:
         """Return the disks of the pool, as in the status."""
         return list(self._pool.status().get("disks", []))
+
+    def config(self) -> list[tuple[str, Any, str]]:
+        """Return every key of the configuration in force, its value, and where that came from."""
+        return self._facts.config
 
     def locate(self, keys: list[bytes]) -> list[dict[str, Any]]:
         """Return where the files at *keys* are, in the same order.
