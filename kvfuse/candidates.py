@@ -189,13 +189,13 @@ def refuse_places(
             raise DiskRefusedError(f"{one.path}: the root directory is no disk: name another")
         for other in candidates[:number]:
             _refuse_pair(other, one)
-        if is_below(one.real_path, mount):
-            raise DiskRefusedError(
-                f"{one.path}: disk inside the mountpoint {mountpoint}: mount elsewhere"
-            )
         if is_below(mount, one.real_path):
             raise DiskRefusedError(
                 f"{mountpoint}: mountpoint inside the disk {one.path}: mount elsewhere"
+            )
+        if is_below(one.real_path, mount):
+            raise DiskRefusedError(
+                f"{one.path}: disk inside the mountpoint {mountpoint}: mount elsewhere"
             )
     for own in own_dirs:
         real = os.path.realpath(own)

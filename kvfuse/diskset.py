@@ -321,16 +321,23 @@ def _note(candidate: Candidate, plan: _Plan, topology: Topology, session: int) -
     noted = msgspec.structs.replace(identity, pool_id=plan.pool_id, session=session)
     try:
         if candidate.topology != topology:
-            write_topology(disk, topology)
-        write_identity(disk, noted)
+            _unless_full(plan, candidate, lambda: write_topology(disk, topology))
+        _unless_full(plan, candidate, lambda: write_identity(disk, noted))
     except OSError as e:
-        if e.errno in _FULL:
-            plan.warnings.append(f"{candidate.path}: full, this mount could not be noted on it")
-        elif e.errno == errno.EROFS:
+        if e.errno == errno.EROFS:
             candidate.read_only = "takes no writes"
             plan.warnings.append(f"{candidate.path}: disk is read-only: {candidate.read_only}")
         else:
             _give_up(plan, candidate, e)
+
+
+def _unless_full(plan: _Plan, candidate: Candidate, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as e:
+        if e.errno not in _FULL:
+            raise
+        plan.notes.append(f"{candidate.path}: full: this mount could not be noted on it")
 
 
 def _slots(plan: _Plan, topology: Topology, joined: set[str], now_s: float) -> list[Slot]:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -67,10 +67,11 @@ def read_identity(root: Root) -> DiskIdentity | None:
         DiskRefusedError: it cannot be believed, or a newer kvfuse wrote it.
         OSError: the disk fails.
     """
-    data = _read_json(root, IDENTITY_FILE)
-    if data is None:
+    content = _read_file(root, IDENTITY_FILE)
+    if content is None:
         return None
     where = _where(root, IDENTITY_FILE)
+    data = _decode(content, where)
     if not isinstance(data, dict):
         _damaged(where, "not an object")
     written = data.get("format")
@@ -91,13 +92,14 @@ def read_topology(root: Root) -> Topology | None:
         DiskRefusedError: it cannot be believed, or a newer kvfuse wrote it.
         OSError: the disk fails.
     """
-    data = _read_json(root, TOPOLOGY_FILE)
-    if data is None:
+    content = _read_file(root, TOPOLOGY_FILE)
+    if content is None:
         return None
+    where = _where(root, TOPOLOGY_FILE)
     try:
-        return Topology.from_json(data)
+        return Topology.from_json(_decode(content, where))
     except ValueError as e:
-        _damaged(_where(root, TOPOLOGY_FILE), str(e))
+        _damaged(where, str(e))
 
 
 def make_mark(disk: Disk) -> None:
@@ -182,22 +184,25 @@ def _mark(root: Root) -> Iterator[int]:
         os.close(fd)
 
 
-def _read_json(root: Root, name: bytes) -> Any:  # noqa: ANN401 - whatever the file says
-    """Return the decoded file, None when it is missing."""
+def _read_file(root: Root, name: bytes) -> bytes | None:
+    """Return the content of a file of the mark, None when it is missing."""
     try:
         with _mark(root) as mark_fd:
             root.stat(mark_fd, name)  # missing, or there and then to be a regular file
-            data = _read(root, mark_fd, name)
+            return _read(root, mark_fd, name)
     except FileNotFoundError:
         return None
     except NotADirectoryError as e:
         raise DiskRefusedError(
             f"{root.path}/.kvfuse: not a directory of this disk: remove it, or use another disk"
         ) from e
+
+
+def _decode(content: bytes, where: str) -> object:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as e:
-        _damaged(_where(root, name), f"not JSON: {e}")
+        _damaged(where, f"not JSON: {e}")
 
 
 def _read(root: Root, mark_fd: int, name: bytes) -> bytes:
