@@ -70,13 +70,13 @@ def format_size(size_bytes: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return *seconds* in the largest unit that divides it."""
-    exact = Fraction(f"{seconds:.9f}")
+    exact = Fraction(repr(float(seconds)))  # the shortest decimal that is this float
     for unit in ("h", "m", "s", "ms"):
         number = exact / _DURATION_UNITS[unit]
         if number and number.denominator == 1:
             return f"{number}{unit}"
-    milliseconds = f"{float(exact * 1000):.6f}".rstrip("0").rstrip(".")
-    return f"{milliseconds}ms" if exact else "0s"
+    whole, millionths = divmod(round(exact * 10**9), 10**6)
+    return f"{whole}.{millionths:06}".rstrip("0") + "ms" if exact else "0s"
 
 
 def format_percentage(ratio: float) -> str:
