@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfuse import syscalls
 from kvfuse.disk import LABEL_TRUSTED, LABEL_USER, Disk, Space
 from tests.disks import LoopDisks, loop_disks
 
@@ -190,6 +191,20 @@ def test_no_descriptor_is_leaked_by_a_refusal(disk: Disk, root: Path, top: int) 
     with fails(errno.EEXIST):
         disk.make_dir(top, b"taken", mode=0o700, uid=0, gid=0)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_a_kernel_without_openat2_is_noticed(root: Path, monkeypatch, code: int) -> None:
+    """An old kernel says ENOSYS, a sandbox EPERM; the walk takes over."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, "no openat2")
+
+    monkeypatch.setattr(syscalls, "openat2", refuse)
+    disk = Disk.open_root(str(root))
+    assert not disk.use_openat2
+    os.close(disk.open_dir(b""))
+    disk.close()
 
 
 def test_closing_twice_is_harmless(root: Path) -> None:
