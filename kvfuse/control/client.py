@@ -1,6 +1,7 @@
 """The command line's side of the control socket."""
 
 import socket
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from kvfuse.control.registry import Registration
 from kvfuse.errors import KvfuseError, NotMountedError
 
 CALL_TIMEOUT_S = 15.0
+_RETRY_S = 0.05
 
 
 class CallError(KvfuseError):
@@ -61,7 +63,21 @@ def call(
 def _exchange(path: str, request: bytes, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
-        connection.connect(path)
+        _connect(connection, path, timeout_s)
         connection.sendall(request)
         with connection.makefile("rb") as file:
             return file.readline(REPLY_BYTES_MAX)
+
+
+def _connect(connection: socket.socket, path: str, timeout_s: float) -> None:
+    """Connect within *timeout_s*; a Unix socket whose queue is full answers EAGAIN at once."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError from None
+            time.sleep(_RETRY_S)
+        else:
+            return

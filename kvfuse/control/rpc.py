@@ -29,6 +29,7 @@ from kvfuse.control.service import ControlService
 from kvfuse.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
 
 CONNECTIONS_MAX = 8
+WAITING_MAX = 64
 CONNECTION_TIMEOUT_S = 10.0
 
 _log = logging.getLogger("kvfuse.control")
@@ -55,7 +56,7 @@ class ControlServer:
             os.fchmod(self._socket.fileno(), 0o600)
             self._socket.bind(os.fspath(path))
             path.chmod(0o600)
-            self._socket.listen(CONNECTIONS_MAX)
+            self._socket.listen(WAITING_MAX)
         except OSError:
             self._socket.close()
             raise
