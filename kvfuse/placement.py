@@ -42,14 +42,14 @@ def candidates(routing: bytes, members: Sequence[Member], policy: Policy) -> tup
 
 def _rendezvous(routing: bytes, members: Sequence[Member]) -> tuple[str, ...]:
     framed = _framed(routing)
-    hashes = [(_hash64(framed + _framed_id(m.disk_id)), m) for m in members]
-    weight = members[0].weight
-    if all(m.weight == weight for m in members):
+    if len({member.weight for member in members}) == 1:
         # Whole numbers where they suffice: no logarithm, whose last bit differs between libraries.
-        ranked = sorted(hashes, key=lambda pair: (-pair[0], pair[1].disk_id))
-    else:
-        ranked = sorted(hashes, key=lambda pair: (-_score(*pair), pair[1].disk_id))
-    return tuple(member.disk_id for _, member in ranked)
+        ranked = [(-_hash64(framed + _framed_id(m.disk_id)), m.disk_id) for m in members]
+        return tuple([disk_id for _, disk_id in sorted(ranked)])
+    scored = [
+        (-_score(_hash64(framed + _framed_id(m.disk_id)), m.weight), m.disk_id) for m in members
+    ]
+    return tuple([disk_id for _, disk_id in sorted(scored)])
 
 
 def _striped(routing: bytes, members: Sequence[Member]) -> tuple[str, ...]:
@@ -58,8 +58,8 @@ def _striped(routing: bytes, members: Sequence[Member]) -> tuple[str, ...]:
     return (*ids[first:], *ids[:first])
 
 
-def _score(hashed: int, member: Member) -> float:
-    return -member.weight / math.log(min((hashed + 0.5) / _SPAN, _BELOW_ONE))
+def _score(hashed: int, weight: float) -> float:
+    return -weight / math.log(min((hashed + 0.5) / _SPAN, _BELOW_ONE))
 
 
 def _hash64(data: bytes) -> int:

@@ -19,7 +19,7 @@ LAYERS = {
     "edges": """syscalls root disk identity whereabouts candidates adoption diskset catalog journal
         metrics mounts stop durability""",
     "heart": """locks carriers handles accesses numbers state files attributes namespace names
-        renames recovery scan status statfs pool""",
+        renames recovery scan upkeep status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
     "shell": "logs notify progress daemon supervisor doctor bench cli __main__",
