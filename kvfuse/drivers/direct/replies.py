@@ -32,6 +32,7 @@ _OUT_STATX = struct.Struct(
     "<" + _HEADER + "QII16x" + "IIQ" + "IIIHxx" + "QQQQ" + "qIxxxx" * 4 + "16x112x"
 )
 _ENTRY_OUT = struct.Struct("<" + _ENTRY)
+_OPEN_OUT = struct.Struct("<" + _OPEN)
 _DIRENT = struct.Struct("<QQII")  # fuse_dirent: ino off namelen type
 _NOTE_INODE = struct.Struct("<" + _HEADER + "Qqq")  # fuse_notify_inval_inode_out
 _NOTE_ENTRY = struct.Struct("<" + _HEADER + "QII")  # fuse_notify_inval_entry_out
@@ -151,6 +152,13 @@ def statx(unique: int, node: Node, timeouts: Timeouts) -> bytes:
 def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
     """Return the reply to OPEN and OPENDIR."""
     return _OUT_OPENED.pack(_OUT_OPENED.size, 0, unique, fh, flags, backing_id)
+
+
+def opened_fh(reply: bytes) -> int | None:
+    """Return the fh in a reply to OPEN or CREATE, None when it failed."""
+    if len(reply) < _OPEN_OUT.size + HEADER_BYTES:
+        return None
+    return int(_OPEN_OUT.unpack_from(reply, len(reply) - _OPEN_OUT.size)[0])
 
 
 def size(unique: int, size_bytes: int) -> bytes:

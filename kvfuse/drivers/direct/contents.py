@@ -1,0 +1,227 @@
+"""Requests about open files.
+
+Where the kernel passes data through, only opening, closing, syncing and the like arrive here.
+Where it does not, bytes go between the disk and the buffers of the thread: read with one copy into
+a buffer the thread keeps, written straight from the buffer the request was read into.
+
+Concurrency: any thread. The kernel releases a handle after every other request on it.
+"""
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+from kvfuse import routing
+from kvfuse.drivers.direct import abi, replies
+from kvfuse.drivers.direct.abi import Opcode
+from kvfuse.drivers.direct.names import caller_of, check_name
+from kvfuse.drivers.direct.negotiation import MAX_WRITE_BYTES
+from kvfuse.drivers.direct.passthrough import DataModes
+from kvfuse.drivers.direct.protocol import (
+    CopyRange,
+    Create,
+    Fallocate,
+    Read,
+    Request,
+    Seek,
+    Sync,
+    Write,
+)
+from kvfuse.drivers.direct.replies import Timeouts
+from kvfuse.pool import Pool
+from kvfuse.records import Node
+
+Reply = bytes | tuple[bytes, memoryview]
+
+# Offsets come from the kernel: O_APPEND would make the disk ignore them. Buffers of this process
+# meet no disk's alignment for every request: O_DIRECT stays between the client and the kernel,
+# which opens the file on the disk with the client's own flags when it passes data through.
+_FLAGS_KEPT_BACK = os.O_APPEND | os.O_DIRECT
+_COPY_BYTES_MAX = 128 << 20  # one request must end within the deadline; the client asks again
+_WARM_MAX = 1 << 17  # ids of one half of the memory of files opened before
+
+
+class _WarmFiles:
+    """Ids of files whose inode the disk's kernel probably has in memory. Bounded: two halves."""
+
+    def __init__(self) -> None:
+        self._recent: set[int] = set()
+        self._older: set[int] = set()
+
+    def __contains__(self, node_id: int) -> bool:
+        return node_id in self._recent or node_id in self._older
+
+    def add(self, node_id: int) -> None:
+        self._recent.add(node_id)
+        if len(self._recent) > _WARM_MAX:
+            self._older = self._recent
+            self._recent = set()
+
+
+class Contents:
+    """Handlers of open files."""
+
+    def __init__(
+        self, pool: Pool, modes: DataModes, *, timeouts: Timeouts, created: Timeouts
+    ) -> None:
+        self._pool = pool
+        self._modes = modes
+        self._timeouts = timeouts
+        self._created = created
+        self._files: dict[int, tuple[int, int]] = {}  # fh -> node id, descriptor
+        self._warm = _WarmFiles()
+        self._kept = threading.local()
+
+    def handlers(self) -> dict[Opcode, Callable[[Request], Reply]]:
+        """Return the handler of each opcode answered here."""
+        return {
+            Opcode.CREATE: self._create,
+            Opcode.TMPFILE: self._tmpfile,
+            Opcode.OPEN: self._open,
+            Opcode.READ: self._read,
+            Opcode.WRITE: self._write,
+            Opcode.FLUSH: self._flush,
+            Opcode.RELEASE: self._release,
+            Opcode.FSYNC: self._fsync,
+            Opcode.FALLOCATE: self._fallocate,
+            Opcode.LSEEK: self._lseek,
+            Opcode.COPY_FILE_RANGE: self._copy_range,
+            Opcode.COPY_FILE_RANGE_64: self._copy_range_64,
+        }
+
+    def is_cold(self, node_id: int) -> bool:
+        """Return whether opening the file may read its inode from the disk."""
+        return node_id not in self._warm
+
+    def close_unsent(self, fh: int) -> None:
+        """Close a handle whose reply nobody received."""
+        self._forget(fh)
+        self._pool.release(fh)
+
+    def _opened(self, node: int, fh: int, flags: int, *, temp: bool) -> tuple[int, int]:
+        """Take the open *fh* in; return the flags and the backing id of its reply."""
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        fd = self._pool.fd(fh)
+        open_flags, backing_id = self._modes.opened(node, fh, fd, writable=writable)
+        self._files[fh] = (node, fd)
+        self._warm.add(node)
+        if temp or not writable:
+            open_flags |= abi.OPEN_NOFLUSH  # only a writer's close of a final name means something
+        return open_flags, backing_id
+
+    def _create(self, request: Request) -> bytes:
+        args: Create = request.args
+        check_name(args.name)
+        node: Node
+        node, fh = self._pool.create(
+            request.node,
+            args.name,
+            args.flags & ~_FLAGS_KEPT_BACK,
+            args.mode,
+            caller_of(request, args.umask),
+        )
+        temp = routing.is_temp(args.name)
+        try:
+            open_flags, backing_id = self._opened(node.id, fh, args.flags, temp=temp)
+        except BaseException:
+            self.close_unsent(fh)
+            raise
+        return replies.created(request.unique, node, self._created, fh, open_flags, backing_id)
+
+    def _tmpfile(self, request: Request) -> bytes:
+        return replies.error(request.unique, errno.EOPNOTSUPP)
+
+    def _open(self, request: Request) -> bytes:
+        flags: int = request.args
+        fh = self._pool.open(request.node, flags & ~_FLAGS_KEPT_BACK)
+        try:
+            open_flags, backing_id = self._opened(request.node, fh, flags, temp=False)
+        except BaseException:
+            self.close_unsent(fh)
+            raise
+        return replies.opened(request.unique, fh, open_flags, backing_id)
+
+    def _descriptor(self, fh: int) -> int:
+        try:
+            return self._files[fh][1]
+        except KeyError:
+            raise OSError(errno.EBADF, f"no open file {fh}") from None
+
+    def _buffer(self) -> memoryview:
+        """Return a page-aligned buffer of the calling thread, as large as the largest request."""
+        try:
+            buffer: memoryview = self._kept.buffer
+        except AttributeError:
+            buffer = self._kept.buffer = memoryview(mmap.mmap(-1, MAX_WRITE_BYTES))
+        return buffer
+
+    def _read(self, request: Request) -> Reply:
+        args: Read = request.args
+        buffer = self._buffer()[: args.size]
+        fd = self._descriptor(args.fh)
+        try:
+            size = os.preadv(fd, [buffer], args.offset)
+            while 0 < size < args.size and (
+                more := os.preadv(fd, [buffer[size:]], args.offset + size)
+            ):
+                size += more
+        except OSError:  # asked again through the pool, which notes what its disks do
+            return replies.data(request.unique, self._pool.read(args.fh, args.offset, args.size))
+        return replies.data_header(request.unique, size), buffer[:size]
+
+    def _write(self, request: Request) -> bytes:
+        args: Write = request.args
+        fd = self._descriptor(args.fh)
+        data = args.data
+        size = 0
+        try:
+            while size < len(data):
+                size += os.pwrite(fd, data[size:] if size else data, args.offset + size)
+        except OSError:
+            if size == 0:  # asked again through the pool, which notes what its disks do
+                size = self._pool.write(args.fh, args.offset, bytes(data))
+        return replies.size(request.unique, size)
+
+    def _flush(self, request: Request) -> bytes:
+        self._pool.flush(request.args)
+        return replies.done(request.unique)
+
+    def _release(self, request: Request) -> bytes:
+        fh: int = request.args
+        self._forget(fh)
+        self._pool.release(fh)
+        return replies.done(request.unique)
+
+    def _forget(self, fh: int) -> None:
+        node, _ = self._files.pop(fh, (0, 0))
+        self._modes.released(node, fh)
+
+    def _fsync(self, request: Request) -> bytes:
+        args: Sync = request.args
+        self._pool.fsync(args.fh, bool(args.flags & abi.FSYNC_DATA_ONLY))
+        return replies.done(request.unique)
+
+    def _fallocate(self, request: Request) -> bytes:
+        args: Fallocate = request.args
+        self._pool.fallocate(args.fh, args.mode, args.offset, args.length)
+        return replies.done(request.unique)
+
+    def _lseek(self, request: Request) -> bytes:
+        args: Seek = request.args
+        offset = self._pool.lseek(args.fh, args.offset, args.whence)
+        return replies.long_size(request.unique, offset)
+
+    def _copied(self, request: Request) -> int:
+        args: CopyRange = request.args
+        return self._pool.copy_file_range(
+            args.fh_in, args.offset_in, args.fh_out, args.offset_out,
+            min(args.length, _COPY_BYTES_MAX),
+        )  # fmt: skip
+
+    def _copy_range(self, request: Request) -> bytes:
+        return replies.size(request.unique, self._copied(request))
+
+    def _copy_range_64(self, request: Request) -> bytes:
+        return replies.long_size(request.unique, self._copied(request))
