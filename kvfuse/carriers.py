@@ -15,13 +15,16 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from kvfuse import records
 from kvfuse.catalog import Catalog
 from kvfuse.disk import Disk
 from kvfuse.intents import Chore, RemoveDir, RenameDir, SetDir, SwapPaths, Unlink
 from kvfuse.records import Label, Node
+
+T = TypeVar("T")
 
 _BATCH = 64  # chores dropped in one transaction
 _ASIDE = b".kvfuse/aside"  # what stood in the way and is not ours to delete
@@ -71,6 +74,26 @@ class Carriers:
         carrier = self._cache.get(dir_id)
         return carrier if carrier is not None else self._resolve(dir_id, make=True)
 
+    def at(self, dir_id: int, action: Callable[[int], T], *, make: bool = False) -> T:
+        """Return ``action(descriptor of the carrier)``.
+
+        When that does not find what it needs, the backlog is done and it is tried once more: the
+        carrier may have been removed behind our back, or the file be on its way.
+
+        Raises:
+            FileNotFoundError: the disk has no such carrier, or the action still found nothing.
+        """
+        cached = dir_id in self._cache
+        try:
+            carrier = self.make(dir_id) if make else self.find(dir_id)
+            return action(carrier.fd)
+        except FileNotFoundError:
+            if not cached:
+                raise
+        self.forget(dir_id)
+        carrier = self.make(dir_id) if make else self.find(dir_id)
+        return action(carrier.fd)
+
     def forget(self, dir_id: int) -> None:
         """Drop a cached descriptor."""
         self._cache.pop(dir_id, None)
@@ -97,13 +120,24 @@ class Carriers:
         finally:
             self._mutex.release()
 
+    def clear_way(self, dir_id: int, name: bytes) -> None:
+        """Make room at a name that no record speaks of.
+
+        What chores still have to remove goes; what is not known to be ours is set aside.
+        """
+        self.drain()
+        with contextlib.suppress(FileNotFoundError):
+            carrier = self.find(dir_id)
+            with self._locked():
+                self._set_aside(carrier.fd, name)
+
     # -- resolving
 
     def _resolve(self, dir_id: int, *, make: bool) -> Carrier:
         with self._locked():
             chain = self._chain(dir_id)
             path = b"/".join(node.name for node in chain)
-            known = not chain or chain[-1].ino & carrier_bit(self.number)
+            known = not chain or chain[-1].ino & records.carrier_bit(self.number)
             try:
                 # What a chore made on its way is not known yet: it still lacks owner and label.
                 if make and not known:
@@ -168,9 +202,7 @@ class Carriers:
     def _own(self, parent: Carrier, node: Node) -> Carrier:
         """Take over a directory that was made, but not labelled, when a daemon died."""
         self._note_carrier(node.id)
-        self.disk.set_dir(
-            parent.fd, node.name, mode=node.mode & 0o7777, uid=node.uid, gid=node.gid
-        )
+        self.disk.set_dir(parent.fd, node.name, mode=node.mode & 0o7777, uid=node.uid, gid=node.gid)
         self._write_label(parent.fd, node)
         return Carrier(self.disk.open_subdir(parent.fd, node.name))
 
@@ -185,7 +217,7 @@ class Carriers:
             node = txn.node(dir_id)
             if node is None:
                 raise FileNotFoundError(errno.ENOENT, "the directory is gone")
-            bit = carrier_bit(self.number)
+            bit = records.carrier_bit(self.number)
             if not node.ino & bit:
                 txn.put_node(node._replace(ino=node.ino | bit), node)
 
@@ -323,11 +355,3 @@ class Carriers:
                 self.disk.make_dir(carrier.fd, part, mode=0o700, uid=0, gid=0)
             carrier = Carrier(self.disk.open_subdir(carrier.fd, part))
         return carrier, name
-
-
-def carrier_bit(number: int) -> int:
-    """Return the bit that stands for disk *number* in the ``ino`` of a directory's record.
-
-    Numbers are never reused; those from 63 on share the last bit, which costs a few vain chores.
-    """
-    return 1 << min(number, 63)

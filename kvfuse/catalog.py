@@ -1,8 +1,8 @@
 """The catalog: the namespace of the pool and the record of every file, in LMDB.
 
 Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
-``nodes`` id -> record, ``links`` id -> further names, ``xattrs`` (directory id, attribute) ->
-value, ``intents`` and ``chores`` (design §3), ``disks`` number -> disk id, ``usage`` number ->
+``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
+(directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number -> disk id, ``usage`` number ->
 (files, blocks), ``meta``.
 
 Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
@@ -22,13 +22,13 @@ import lmdb
 
 from kvfuse import records
 from kvfuse.errors import CatalogDamagedError
-from kvfuse.intents import Chore, Intent, pack, unpack_chore, unpack_intent
-from kvfuse.records import DirEntry, Node
+from kvfuse.intents import Chore, Intent, Unlink, pack, unpack_chore, unpack_intent
+from kvfuse.records import DirEntry, Node, State
 
 MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
 _TABLES = (
-    b"entries", b"children", b"nodes", b"xattrs", b"intents", b"chores", b"disks", b"usage",
-    b"meta",
+    b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
+    b"usage", b"meta",
 )  # fmt: skip
 _USAGE = struct.Struct("<qq")
 _CHORE_KEY = struct.Struct(">HQ")
@@ -96,6 +96,11 @@ class Txn:
                 return
             yield records.unpack_child(key, value)
 
+    def has_cookie(self, parent: int, cookie: int) -> bool:
+        """Whether an entry of the directory has this cookie."""
+        key = records.child_key(parent, cookie)
+        return self._txn.get(key, db=self._catalog.db[b"children"]) is not None
+
     def path(self, node_id: int) -> bytes | None:
         """Return the path of a directory below the root (b"" for the root), None when gone."""
         parts: list[bytes] = []
@@ -133,6 +138,21 @@ class Txn:
         for key, value in self._txn.cursor(db=self._catalog.db[b"nodes"]):
             node_id = records.unpack_id(key)
             yield records.unpack_node(node_id, value)
+
+    def pending(self) -> list[int]:
+        """Return the ids of all files that are being written."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"pending"])
+        return [records.unpack_id(key) for key in cursor.iternext(values=False)]
+
+    def chore_count(self) -> dict[int, tuple[int, int]]:
+        """Return (chores, 512-byte blocks they will free) of every disk with a backlog."""
+        counts: dict[int, tuple[int, int]] = {}
+        for key, value in self._txn.cursor(db=self._catalog.db[b"chores"]):
+            chore = unpack_chore(value)
+            number, blocks = counts.get(_CHORE_KEY.unpack(key)[0], (0, 0))
+            freed = chore.blocks if isinstance(chore, Unlink) else 0
+            counts[_CHORE_KEY.unpack(key)[0]] = (number + 1, blocks + freed)
+        return counts
 
     def intents(self) -> list[tuple[int, Intent]]:
         """Return (number, intent) of all that were said and not finished, oldest first."""
@@ -199,6 +219,9 @@ class Txn:
         if old is not None:
             self._count(old, -1)
         self._count(node, 1)
+        was = old is not None and old.state == State.PENDING
+        if (node.state == State.PENDING) is not was:
+            self._mark_pending(node.id, pending=not was)
 
     def drop_node(self, node: Node) -> None:
         """Forget a record and what hangs on it."""
@@ -206,9 +229,18 @@ class Txn:
         self._txn.delete(key, db=self._catalog.db[b"nodes"])
         self._txn.delete(key, db=self._catalog.db[b"links"])
         self._count(node, -1)
+        if node.state == State.PENDING:
+            self._mark_pending(node.id, pending=False)
         if node.is_dir:
             for name in self.xattr_names(node.id):
                 self.drop_xattr(node.id, name)
+
+    def _mark_pending(self, node_id: int, *, pending: bool) -> None:
+        key, db = records.pack_id(node_id), self._catalog.db[b"pending"]
+        if pending:
+            self._txn.put(key, b"", db=db)
+        else:
+            self._txn.delete(key, db=db)
 
     def _count(self, node: Node, sign: int) -> None:
         if node.disk != records.NO_DISK:
@@ -235,9 +267,7 @@ class Txn:
 
     def put_intent(self, number: int, intent: Intent) -> None:
         """Say what is about to be done."""
-        self._txn.put(
-            records.pack_id(number), pack(intent), db=self._catalog.db[b"intents"]
-        )
+        self._txn.put(records.pack_id(number), pack(intent), db=self._catalog.db[b"intents"])
 
     def drop_intent(self, number: int) -> None:
         """It happened, or it did not: either way it is settled."""
@@ -245,9 +275,7 @@ class Txn:
 
     def put_chore(self, disk: int, number: int, chore: Chore) -> None:
         """Append to the backlog of *disk*."""
-        self._txn.put(
-            _CHORE_KEY.pack(disk, number), pack(chore), db=self._catalog.db[b"chores"]
-        )
+        self._txn.put(_CHORE_KEY.pack(disk, number), pack(chore), db=self._catalog.db[b"chores"])
 
     def drop_chore(self, disk: int, number: int) -> None:
         """The chore is done."""
@@ -312,7 +340,7 @@ class Catalog:
         return Txn(self, self._env.begin(write=True), writing=True)
 
     def commit(self, txn: lmdb.Transaction) -> None:
-        """End a writing transaction; a step of every protocol, so that a test can fail or die here."""
+        """End a writing transaction: a step of every protocol, that a test can fail or die in."""
         txn.commit()
 
     def check_readers(self) -> None:
@@ -360,9 +388,10 @@ def _refuse_truncated(data: Path) -> None:
     if page_bytes != 4096:
         raise CatalogDamagedError(f"catalog {data}: pages of {page_bytes} bytes")
     last_page = max(struct.unpack_from("<Q", head, offset + 136)[0] for offset in (0, 4096))
-    if size_bytes < (last_page + 1) * page_bytes:
+    needed_bytes = (last_page + 1) * page_bytes
+    if size_bytes < needed_bytes:
         raise CatalogDamagedError(
-            f"catalog {data}: {size_bytes} bytes, its last page needs {(last_page + 1) * page_bytes}"
+            f"catalog {data}: {size_bytes} bytes, its last page needs {needed_bytes}"
         )
 
 

@@ -5,6 +5,7 @@ a handle while another thread releases it is a bug of the driver (the kernel rel
 """
 
 import errno
+import os
 import threading
 from dataclasses import dataclass, field
 
@@ -27,7 +28,8 @@ class OpenFile:
 class OpenInode:
     """What all opens of one file share.
 
-    *node* is its last record once it has no name any more; until then the catalog has it.
+    *node* is its last record once it has no name any more; until then the catalog has it. *stat*
+    is what the disk said after the last change that came through the pool.
     """
 
     id: int
@@ -35,6 +37,7 @@ class OpenInode:
     files: dict[int, OpenFile] = field(default_factory=dict)
     writers: int = 0
     node: Node | None = None
+    stat: os.stat_result | None = None
 
     def any_fd(self) -> int:
         """Return a descriptor of the file."""

@@ -200,3 +200,16 @@ def unpack_label(value: bytes) -> Label | None:
         return None
     _, node_id, generation, verify, flags = _LABEL.unpack(value)
     return Label(node_id, generation, verify, flags)
+
+
+def carrier_bit(number: int) -> int:
+    """Return the bit that stands for disk *number* in the ``ino`` of a directory's record.
+
+    Numbers are never reused; those from 63 on share the last bit, which costs a few vain chores.
+    """
+    return 1 << min(number, 63)
+
+
+def is_reserved(parent: int, name: bytes) -> bool:
+    """Whether a name at the top of the pool is not part of it: it is the disks' own."""
+    return parent == ROOT_ID and name in (b".kvfuse", b"lost+found")

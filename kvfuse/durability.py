@@ -1,0 +1,79 @@
+"""How far the bytes of a disk are known to have reached it: ``<root>/.kvfuse/synced``.
+
+Nobody fsyncs KV files, so after a power cut a renamed file may be short or zeros. The upkeep calls
+syncfs now and then and notes the generation it covers, with the boot it happened in. After another
+boot only files up to that generation are believed; in the same boot the page cache is intact.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from kvfuse.disk import Disk
+
+_FILE = b"synced"
+_FILE_BYTES_MAX = 4096
+
+
+class Synced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the file."""
+
+    boot_id: str
+    generation: int
+
+
+def boot_id() -> str:
+    """Return what the kernel calls this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def read_synced(disk: Disk) -> Synced | None:
+    """Return what was noted last, None when nothing readable was."""
+    try:
+        mark_fd = disk.open_dir(b".kvfuse")
+    except OSError:
+        return None
+    try:
+        fd = disk.open(mark_fd, _FILE, os.O_RDONLY)
+        try:
+            return msgspec.json.decode(disk.read(fd, _FILE_BYTES_MAX, 0), type=Synced)
+        finally:
+            os.close(fd)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    finally:
+        os.close(mark_fd)
+
+
+def sync(disk: Disk, generation: int) -> None:
+    """Make the disk durable, then note that *generation* and all before are on it.
+
+    Raises:
+        OSError: the disk refused; nothing new is believed then.
+    """
+    disk.sync()
+    mark_fd = disk.open_dir(b".kvfuse")
+    try:
+        fresh = _FILE + b".new"
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(mark_fd, fresh)
+        fd = disk.create(mark_fd, fresh, mode=0o600, uid=os.geteuid(), gid=os.getegid())
+        try:
+            content = msgspec.json.encode(Synced(boot_id=boot_id(), generation=generation))
+            disk.write(fd, content, 0)
+            disk.fsync(fd, data_only=False)
+        finally:
+            os.close(fd)
+        disk.rename(mark_fd, fresh, mark_fd, _FILE)
+    finally:
+        os.close(mark_fd)
+
+
+def believed(disk: Disk) -> int | None:
+    """Return the highest generation to believe on this disk, None when all are."""
+    noted = read_synced(disk)
+    if noted is None:
+        return 0
+    return None if noted.boot_id == boot_id() else noted.generation

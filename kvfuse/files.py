@@ -1,0 +1,318 @@
+"""Verbs on open files: open, read, write, release and the rest. See ``pool`` for their contract.
+
+A file that is opened for writing is *pending* until its last writer has gone: its label on the disk
+and its record say so before the open is answered, and get a new generation at the end.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+from kvfuse import namespace, records
+from kvfuse.disk import Disk
+from kvfuse.handles import OpenFile, OpenInode
+from kvfuse.records import Label, Node, State
+from kvfuse.state import PoolState
+
+_RETRIES = 3  # how often a file may be renamed under an open before that is an error
+
+
+class Files:
+    """The verbs on open files."""
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+
+    # -- attributes of what may be open
+
+    def current(self, node: Node) -> Node:
+        """Return *node* with what its open handles and recent accesses know better."""
+        state = self._state
+        inode = state.handles.inode(node.id)
+        if inode is not None and inode.writers:
+            if state.data_in_kernel:
+                inode.stat = os.fstat(inode.any_fd())
+            if inode.stat is not None:
+                node = _with_stat(node, inode.stat)
+        atime_ns = state.accesses.get(node.id)
+        return node if atime_ns is None else node._replace(atime_ns=atime_ns)
+
+    def orphan(self, node_id: int) -> Node | None:
+        """Return the record of a file that is open and has no name any more."""
+        inode = self._state.handles.inode(node_id)
+        return None if inode is None else inode.node
+
+    # -- open and release
+
+    def open(self, node_id: int, flags: int) -> int:
+        """Open a file by id and return its handle number."""
+        state = self._state
+        writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+        for _ in range(_RETRIES):
+            with state.catalog.read() as txn:
+                node = txn.node(node_id)
+            if node is None:
+                return self._open_orphan(node_id, flags, writable=writable)
+            if node.is_dir:
+                raise OSError(errno.EISDIR, "is a directory")
+            if node.is_symlink:
+                raise OSError(errno.ELOOP, "is a symbolic link")
+            if not state.visible(node):
+                break
+            if writable:
+                state.check_writable(node.disk)
+            fd = self._open_node(node, writable=writable)
+            if fd is not None:
+                with state.on(node.disk), _closing_on_error(fd):
+                    return self._register(node, fd, flags, writable=writable)
+            if self._is_lost(node):
+                break
+        raise OSError(errno.ESTALE, "the file is gone")
+
+    def adopt(self, node: Node, fd: int, flags: int) -> int:
+        """Register the open that created *node*."""
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        file = self._state.handles.add(
+            node.id, node.disk, fd, writable=writable, reader=_reads(flags)
+        )
+        if writable:
+            self._refresh(file)
+        else:
+            self._settle(file.id, fd)
+        return file.fh
+
+    def _open_node(self, node: Node, *, writable: bool) -> int | None:
+        """Return a descriptor of *node*, None when that inode is not at its place on the disk."""
+        state = self._state
+        access = os.O_RDWR if writable else os.O_RDONLY
+        try:
+            with state.on(node.disk) as carriers:
+                disk = carriers.disk
+                fd = carriers.at(node.parent, lambda dir_fd: disk.open(dir_fd, node.name, access))
+        except FileNotFoundError:
+            return None
+        found = os.fstat(fd)
+        if found.st_ino != node.ino or self._is_torn(node, found):
+            os.close(fd)
+            return None
+        return fd
+
+    def _is_torn(self, node: Node, found: os.stat_result) -> bool:
+        """Whether a finished file has another length than it had: never serve it."""
+        if node.state != State.COMMITTED or found.st_size == node.size:
+            return False
+        inode = self._state.handles.inode(node.id)
+        if inode is not None:
+            return False
+        with self._state.catalog.read() as txn:
+            return txn.node(node.id) == node  # else a writer came and went meanwhile
+
+    def _is_lost(self, node: Node) -> bool:
+        """Whether the file *node* was removed or replaced behind our back; forget it then."""
+        state = self._state
+        with state.locks.hold((node.parent, node.name)), state.catalog.write() as txn:
+            if txn.node(node.id) != node:
+                return False
+            namespace.drop_file(state, txn, node)
+        state.wake([node.disk])
+        return True
+
+    def _open_orphan(self, node_id: int, flags: int, *, writable: bool) -> int:
+        """Open once more a file that has no name but is open."""
+        inode = self._state.handles.inode(node_id)
+        if inode is None or inode.node is None:
+            raise OSError(errno.ESTALE, "the file is gone")
+        access = os.O_RDWR if writable else os.O_RDONLY
+        fd = os.open(f"/proc/self/fd/{inode.any_fd()}", access | os.O_CLOEXEC)
+        with _closing_on_error(fd):
+            if flags & os.O_TRUNC:
+                os.ftruncate(fd, 0)
+            file = self._state.handles.add(
+                node_id, inode.disk, fd, writable=writable, reader=_reads(flags)
+            )
+        self._refresh(file)
+        return file.fh
+
+    def _register(self, node: Node, fd: int, flags: int, *, writable: bool) -> int:
+        state = self._state
+        disk = state.disk(node.disk)
+        if not writable:
+            file = state.handles.add(node.id, node.disk, fd, writable=False, reader=True)
+            self._catch_unlink(file, node)
+            state.accesses.note(node.id, state.now_ns())
+            return file.fh
+        with state.locks.hold(("inode", node.id)):
+            self._take_back(disk, node, fd)
+            if flags & os.O_TRUNC:
+                disk.truncate(fd, 0)
+            file = state.handles.add(node.id, node.disk, fd, writable=True, reader=_reads(flags))
+            self._refresh(file)
+        self._catch_unlink(file, node)
+        if file.reader:
+            state.accesses.note(node.id, state.now_ns())
+        return file.fh
+
+    def _take_back(self, disk: Disk, node: Node, fd: int) -> None:
+        """Make a finished file pending before its first writer is answered."""
+        inode = self._state.handles.inode(node.id)
+        if inode is not None and inode.writers:
+            return
+        generation = self._state.generation(node.generation)
+        disk.write_label(fd, _label(node, generation, records.LABEL_PENDING))
+        with self._state.catalog.write() as txn:
+            now = txn.node(node.id)
+            if now is not None:
+                pending = now._replace(state=State.PENDING, generation=generation)
+                txn.put_node(pending, now)
+
+    def _catch_unlink(self, file: OpenFile, node: Node) -> None:
+        """The name may have gone between reading the record and registering the open."""
+        with self._state.catalog.read() as txn:
+            gone = txn.node(node.id) is None
+        if gone:
+            inode = self._state.handles.inode(file.id)
+            if inode is not None and inode.node is None:
+                self._state.handles.orphan(node._replace(nlink=0))
+
+    def release(self, fh: int) -> None:
+        """Close a handle; the last writer's close finishes the file."""
+        file, inode = self._state.handles.remove(fh)
+        try:
+            if file.writable and not inode.writers and inode.node is None:
+                with self._state.on(file.disk):
+                    self._settle(file.id, file.fd)
+        finally:
+            os.close(file.fd)
+
+    def flush(self, fh: int) -> None:
+        """One descriptor of the open was closed: make the record right for a later stat."""
+        file = self._state.handles.file(fh)
+        if file.writable:
+            self._refresh(file)
+
+    def _settle(self, node_id: int, fd: int) -> None:
+        """Take a pending file without writers as complete."""
+        state = self._state
+        with state.locks.hold(("inode", node_id)):
+            inode = state.handles.inode(node_id)
+            if inode is not None and inode.writers:
+                return
+            with state.catalog.read() as txn:
+                node = txn.node(node_id)
+            if node is None:
+                return
+            found = os.fstat(fd)
+            generation = state.generation(node.generation)
+            state.disk(node.disk).write_label(fd, _label(node, generation, 0))
+            with state.catalog.write() as txn:
+                now = txn.node(node_id)
+                if now is not None:
+                    done = _with_stat(now, found)
+                    txn.put_node(done._replace(state=State.COMMITTED, generation=generation), now)
+
+    # -- bytes
+
+    def fd(self, fh: int) -> int:
+        """Return the descriptor of an open file on its disk."""
+        return self._state.handles.file(fh).fd
+
+    def read(self, fh: int, offset: int, size: int) -> bytes:
+        """Return *size* bytes at *offset*, fewer only at the end of the file."""
+        file = self._state.handles.file(fh)
+        with self._state.on(file.disk) as carriers:
+            return carriers.disk.read(file.fd, size, offset)
+
+    def write(self, fh: int, offset: int, data: bytes | memoryview) -> int:
+        """Write *data* at *offset*; short only where the disk failed part-way."""
+        file = self._writer(fh)
+        with self._state.on(file.disk) as carriers:
+            written = carriers.disk.write(file.fd, data, offset)
+        self._refresh(file)
+        return written
+
+    def fsync(self, fh: int, *, data_only: bool) -> None:
+        """Make the bytes of an open file durable."""
+        file = self._state.handles.file(fh)
+        with self._state.on(file.disk) as carriers:
+            carriers.disk.fsync(file.fd, data_only=data_only)
+
+    def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
+        """Allocate or punch a range of an open file."""
+        file = self._writer(fh)
+        with self._state.on(file.disk) as carriers:
+            carriers.disk.fallocate(file.fd, mode, offset, length)
+        self._refresh(file)
+
+    def lseek(self, fh: int, offset: int, whence: int) -> int:
+        """Return where data or a hole begins."""
+        file = self._state.handles.file(fh)
+        disk = self._state.carriers[file.disk].disk
+        return disk.seek(file.fd, offset, whence)  # ENXIO here means the end, not the disk
+
+    def copy_file_range(
+        self, fh_in: int, off_in: int, fh_out: int, off_out: int, length: int
+    ) -> int:
+        """Copy within the pool, in the kernel."""
+        source, target = self._state.handles.file(fh_in), self._writer(fh_out)
+        with self._state.on(target.disk) as carriers:
+            copied = carriers.disk.copy_range(source.fd, off_in, target.fd, off_out, length)
+        self._refresh(target)
+        return copied
+
+    def truncate(self, node_id: int, size: int, fh: int | None) -> None:
+        """Set the size of a file, through an open handle or by itself."""
+        own = fh is None or not self._state.handles.file(fh).writable
+        handle = self.open(node_id, os.O_WRONLY) if own or fh is None else fh
+        try:
+            file = self._state.handles.file(handle)
+            with self._state.on(file.disk) as carriers:
+                carriers.disk.truncate(file.fd, size)
+            self._refresh(file)
+        finally:
+            if own:
+                self.release(handle)
+
+    def _writer(self, fh: int) -> OpenFile:
+        file = self._state.handles.file(fh)
+        if not file.writable:
+            raise OSError(errno.EBADF, "not open for writing")
+        return file
+
+    def _refresh(self, file: OpenFile) -> None:
+        """Remember size and times after a change, so that a stat need not ask the disk."""
+        inode: OpenInode | None = self._state.handles.inode(file.id)
+        if inode is not None:
+            inode.stat = os.fstat(file.fd)
+
+
+def _reads(flags: int) -> bool:
+    return flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def _label(node: Node, generation: int, flags: int) -> bytes:
+    linked = records.LABEL_LINKED if node.nlink > 1 else 0
+    verify = records.verify_hash(node.parent, node.name)
+    return records.pack_label(Label(node.id, generation, verify, flags | linked))
+
+
+def _with_stat(node: Node, found: os.stat_result) -> Node:
+    return node._replace(
+        size=found.st_size,
+        blocks=found.st_blocks,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=max(node.ctime_ns, found.st_ctime_ns)
+        if stat.S_ISREG(node.mode)
+        else node.ctime_ns,
+    )
+
+
+class _closing_on_error(contextlib.AbstractContextManager[None]):
+    """Close a descriptor nobody will get."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __exit__(self, kind: object, exc: object, tb: object) -> None:
+        if kind is not None:
+            os.close(self._fd)

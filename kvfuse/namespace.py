@@ -1,0 +1,122 @@
+"""Changes of names inside one transaction: what hangs together when a name comes or goes."""
+
+import errno
+import os
+
+from kvfuse import records
+from kvfuse.catalog import Txn
+from kvfuse.intents import RemoveDir, Unlink
+from kvfuse.records import NO_DISK, Node
+from kvfuse.state import PoolState
+
+
+def full_path(txn: Txn, parent: int, name: bytes) -> bytes:
+    """Return the path of a name below the root; ESTALE when its directory is gone."""
+    path = txn.path(parent)
+    if path is None:
+        raise OSError(errno.ESTALE, "the directory is gone")
+    return path + b"/" + name if path else name
+
+
+def visible_child(state: PoolState, txn: Txn, parent: int, name: bytes) -> Node | None:
+    """Return what clients see at a name, None when nothing."""
+    node = txn.child(parent, name)
+    return node if node is not None and state.visible(node) else None
+
+
+def is_empty(state: PoolState, txn: Txn, dir_id: int) -> bool:
+    """Whether clients see nothing in a directory."""
+    for entry in txn.children(dir_id, 0):
+        if entry.disk == NO_DISK:
+            return False
+        node = txn.node(entry.id)
+        if node is not None and state.visible(node):
+            return False
+    return True
+
+
+def put_name(state: PoolState, txn: Txn, node: Node, cookie: int) -> None:
+    """Let the primary name of *node* stand for it; what was hidden there goes.
+
+    Raises:
+        OSError: ESTALE when the directory is gone.
+    """
+    if txn.node(node.parent) is None:
+        raise OSError(errno.ESTALE, "the directory is gone")
+    hide_away(state, txn, node.parent, node.name)
+    txn.put_entry(node.parent, node.name, node, cookie)
+
+
+def hide_away(state: PoolState, txn: Txn, parent: int, name: bytes) -> None:
+    """Forget what lies at a name on a disk that is away; the disk removes it when it is back."""
+    old = txn.child(parent, name)
+    if old is None:
+        return
+    if state.visible(old):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    drop_name(state, txn, parent, name, old)
+
+
+def drop_name(
+    state: PoolState, txn: Txn, parent: int, name: bytes, node: Node, *, on_disk: bool = True
+) -> tuple[Node, int]:
+    """Forget one name of a file or symlink, and the record with the last one.
+
+    Returns the record as it is afterwards (``nlink`` 0: dropped) and the number of the chore that
+    unlinks it on its disk; *on_disk* False when a rename there does that already (number 0).
+    """
+    entry = txn.entry(parent, name)
+    assert entry is not None, "the caller read this name under its lock"
+    number = 0
+    if on_disk:
+        number = state.next_id()
+        path = full_path(txn, parent, name)
+        txn.put_chore(node.disk, number, Unlink(path, node.id, node.ino, node.blocks))
+    txn.drop_entry(parent, name, entry[1])
+    if node.nlink <= 1:
+        txn.drop_node(node)
+        return node._replace(nlink=0, ctime_ns=state.now_ns()), number
+    left = node._replace(nlink=node.nlink - 1, ctime_ns=state.now_ns())
+    if (node.parent, node.name) == (parent, name):
+        left = left._replace(parent=(link := txn.links(node.id)[0])[0], name=link[1])
+        txn.drop_link(node.id, *link)
+    else:
+        txn.drop_link(node.id, parent, name)
+    txn.put_node(left, node)
+    return left, number
+
+
+def drop_file(state: PoolState, txn: Txn, node: Node) -> None:
+    """Forget a file or symlink with all its names; its disk unlinks them."""
+    for parent, name in [(node.parent, node.name), *txn.links(node.id)]:
+        left = txn.node(node.id)
+        assert left is not None, "the record goes with the last name"
+        drop_name(state, txn, parent, name, left)
+
+
+def drop_dir(state: PoolState, txn: Txn, parent: int, name: bytes, node: Node) -> list[int]:
+    """Forget an empty directory and return the disks that get a chore for it.
+
+    Raises:
+        OSError: ENOTEMPTY when clients see anything in it.
+    """
+    if not is_empty(state, txn, node.id):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    for entry in list(txn.children(node.id, 0)):
+        hidden = txn.node(entry.id)
+        if hidden is not None:
+            drop_name(state, txn, node.id, entry.name, hidden)
+    path = full_path(txn, parent, name)
+    disks = carrier_disks(txn, node)
+    for disk in disks:
+        txn.put_chore(disk, state.next_id(), RemoveDir(path, node.id))
+    entry_now = txn.entry(parent, name)
+    assert entry_now is not None, "the caller read this name under its lock"
+    txn.drop_entry(parent, name, entry_now[1])
+    txn.drop_node(node)
+    return disks
+
+
+def carrier_disks(txn: Txn, node: Node) -> list[int]:
+    """Return the numbers of the disks that may have a carrier of a directory, present or not."""
+    return [number for number in txn.disks() if node.ino & records.carrier_bit(number)]

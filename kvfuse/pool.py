@@ -1,0 +1,254 @@
+"""The pool: every verb of the file system on ids and names. Knows no FUSE.
+
+Verbs raise ``OSError`` with the errno the client gets. An id is a directory's or file's for ever:
+one that is gone is ESTALE, a name that is gone ENOENT. Sizes are bytes, times nanoseconds.
+
+Concurrency: all verbs may be called from any thread. Those for which ``disk_of…`` names a disk may
+block on it; the others touch memory only.
+Durability: a file is visible at create, and survives a restart of the daemon once it is renamed or
+its last writer has closed it. Survival of a power cut is for ``fsync`` and the upkeep.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from kvfuse import durability
+from kvfuse.attributes import AttrChanges, Attributes
+from kvfuse.bringup import Brought, bring_up
+from kvfuse.config import Config
+from kvfuse.diskset import DiskSet
+from kvfuse.files import Files
+from kvfuse.names import Names
+from kvfuse.records import NO_DISK, DirEntry
+from kvfuse.recovery import recover
+from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
+from kvfuse.report import Report, StatFs
+from kvfuse.state import PoolState, Rules
+from kvfuse.upkeep import Upkeep
+
+__all__ = [
+    "RENAME_EXCHANGE", "RENAME_NOREPLACE", "AttrChanges", "Pool", "StatFs", "open_pool",
+]  # fmt: skip
+
+_log = logging.getLogger(__name__)
+_CARRIERS_SHARE = 4  # of the descriptors this process may have, one in four for carriers
+_STOP_TIMEOUT_S = 10.0
+
+
+class Pool:
+    """A mounted pool. Most verbs are those of the parts it is made of."""
+
+    def __init__(self, state: PoolState, disks: DiskSet, brought: Brought, snapshot: Path) -> None:
+        self._state = state
+        self._disks = disks
+        self._snapshot = snapshot
+        self._files = files = Files(state)
+        names = Names(state, files)
+        attributes = Attributes(state, files)
+        report = Report(state, disks, brought)
+        self._upkeep = Upkeep(state)
+
+        self.lookup = names.lookup
+        self.create = names.create
+        self.mknod = names.mknod
+        self.symlink = names.symlink
+        self.link = names.link
+        self.unlink = names.unlink
+        self.mkdir = names.mkdir
+        self.rmdir = names.rmdir
+        self.rename = Renames(state, files, names).rename
+        self.getattr = attributes.getattr
+        self.setattr = attributes.setattr
+        self.getxattr = attributes.getxattr
+        self.setxattr = attributes.setxattr
+        self.listxattr = attributes.listxattr
+        self.removexattr = attributes.removexattr
+        self.open = files.open
+        self.release = files.release
+        self.flush = files.flush
+        self.read = files.read
+        self.write = files.write
+        self.fallocate = files.fallocate
+        self.lseek = files.lseek
+        self.copy_file_range = files.copy_file_range
+        self.fd = files.fd
+        self.statfs = report.statfs
+        self.status = report.status
+        self.locate = report.locate
+        self.note_timeout = state.note_timeout
+        self._upkeep.start()
+
+    # -- reading
+
+    def readdir(self, node_id: int, cookie: int, limit: int) -> list[DirEntry]:
+        """Return up to *limit* entries with a cookie above *cookie*, in order of cookies."""
+        state = self._state
+        found: list[DirEntry] = []
+        with state.catalog.read() as txn:
+            state.directory(txn, node_id)
+            for entry in txn.children(node_id, cookie):
+                if entry.disk != NO_DISK and not self._disk_is_read(entry.disk):
+                    continue
+                found.append(entry)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _disk_is_read(self, number: int) -> bool:
+        slot = self._state.slots.get(number)
+        return slot is not None and slot.disk is not None and slot.health.readable
+
+    def readlink(self, node_id: int) -> bytes:
+        """Return the target of a symbolic link."""
+        node = self.getattr(node_id)
+        if not node.is_symlink:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        with self._state.on(node.disk) as carriers:
+            disk = carriers.disk
+            return carriers.at(node.parent, lambda fd: disk.readlink(fd, node.name))
+
+    def parent_of(self, node_id: int) -> int:
+        """Return the id of the directory a directory is in; the root is in itself."""
+        return self.getattr(node_id).parent
+
+    def key(self, node_id: int) -> bytes:
+        """Return the path of a node below the mountpoint."""
+        node = self.getattr(node_id)
+        path = self._state.path(node.parent)
+        return path + b"/" + node.name if path else node.name
+
+    # -- durability
+
+    def fsync(self, fh: int, datasync: bool) -> None:
+        """Make the bytes of an open file durable."""
+        self._files.fsync(fh, data_only=datasync)
+
+    def fsyncdir(self, node_id: int) -> None:
+        """Make the names in a directory durable on every disk that carries it."""
+        self.getattr(node_id)
+        for number, carriers in self._state.carriers.items():
+            if not self._disk_is_read(number):
+                continue
+            with contextlib.suppress(FileNotFoundError), self._state.on(number):
+                carrier = carriers.find(node_id)
+                fd = os.open(f"/proc/self/fd/{carrier.fd}", os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def sync(self) -> None:
+        """Make everything durable that was finished before."""
+        generation = self._state.numbers.last_generation()
+        for number, carriers in self._state.carriers.items():
+            if self._state.slots[number].health.writable:
+                with self._state.on(number):
+                    durability.sync(carriers.disk, generation)
+
+    # -- what a verb will block on
+
+    def disk_of(self, node_id: int) -> int | None:
+        """Return the number of the disk a verb on this id blocks on, None for memory only."""
+        with self._state.catalog.read() as txn:
+            node = txn.node(node_id)
+        if node is None:
+            inode = self._state.handles.inode(node_id)
+            return None if inode is None else inode.disk
+        return None if node.disk == NO_DISK else node.disk
+
+    def disk_of_name(self, parent: int, name: bytes) -> int | None:
+        """Return the number of the disk a verb on this name blocks on, None for memory only."""
+        with self._state.catalog.read() as txn:
+            node = txn.child(parent, name)
+        return None if node is None or node.disk == NO_DISK else node.disk
+
+    def disk_of_create(self, parent: int, name: bytes) -> int | None:
+        """Return the number of the disk a file made at this name goes to."""
+        found = self.disk_of_name(parent, name)
+        if found is not None:
+            return found
+        candidates = self._state.candidates(parent, name)
+        return candidates[0] if candidates else None
+
+    def disk_of_handle(self, fh: int) -> int:
+        """Return the number of the disk of an open file."""
+        return self._state.handles.file(fh).disk
+
+    def data_in_kernel(self, *, on: bool) -> None:
+        """Tell the pool that writes pass it by: sizes are then asked of the disk."""
+        self._state.data_in_kernel = on
+
+    # -- the end
+
+    def close(self, clean: bool = True) -> None:
+        """Take the pool down; *clean* leaves a catalog that is believed after a boot."""
+        state = self._state
+        self._upkeep.stop(timeout_s=_STOP_TIMEOUT_S)
+        for file in state.handles.all():
+            with contextlib.suppress(OSError):
+                self.release(file.fh)
+        state.accesses.flush()
+        if clean:
+            self._settle_disks()
+            with state.catalog.write() as txn:
+                txn.put_meta(b"floor", b"%d" % state.numbers.floor())
+                txn.put_meta(b"clean", b"1")
+            try:
+                state.catalog.snapshot(self._snapshot)
+            except OSError as exc:
+                _log.warning("catalog: no copy for the next boot: %s", exc)
+        for carriers in state.carriers.values():
+            carriers.close()
+        state.catalog.close()
+
+    def _settle_disks(self) -> None:
+        """Finish backlogs and make the disks durable, as far as they let us."""
+        generation = self._state.numbers.last_generation()
+        for number, carriers in self._state.carriers.items():
+            if not self._state.slots[number].health.writable:
+                continue
+            try:
+                carriers.drain()
+                durability.sync(carriers.disk, generation)
+            except OSError as exc:
+                _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
+
+
+def open_pool(
+    config: Config, disks: DiskSet, *, progress: Callable[[str], None] = lambda _text: None
+) -> Pool:
+    """Return the pool of *disks*: its catalog found or rebuilt, what was begun before finished.
+
+    *progress* is told, about twice a second, how far a scan is.
+    """
+    live = Path(config.pool.run_dir) / disks.pool_id / "catalog"
+    snapshot = Path(config.pool.state_dir) / disks.pool_id / "catalog"
+    snapshot.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    brought = bring_up(disks, live, snapshot, progress)
+    rules = Rules(
+        policy=config.pool.placement,
+        temp_dirs=config.pool.routing_dirs(),
+        temp_patterns=config.pool.routing_patterns(),
+        reserve_bytes=config.space.reserve.of,
+        op_timeout_s=config.health.op_timeout,
+    )
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cached = max(16, min(4096, descriptors // _CARRIERS_SHARE // max(1, len(disks.slots))))
+    state = PoolState(
+        brought.catalog, disks.slots, disks.topology.members, rules, carriers_max=cached
+    )
+    recover(state)
+    for number, carriers in state.carriers.items():
+        if state.slots[number].health.writable:
+            try:
+                # From now on this boot vouches for the page cache.
+                durability.sync(carriers.disk, state.numbers.last_generation())
+            except OSError as exc:
+                _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
+                state.note_error(number, exc.errno or errno.EIO)
+    return Pool(state, disks, brought, snapshot)

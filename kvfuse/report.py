@@ -1,0 +1,174 @@
+"""What operators are told: the pool's part of ``status``, and ``locate``."""
+
+import errno
+import os
+import time
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from kvfuse import namespace, records
+from kvfuse.bringup import Brought
+from kvfuse.disk import Space
+from kvfuse.diskset import DiskSet, Slot
+from kvfuse.records import BLOCK_BYTES, ROOT_ID, State
+from kvfuse.state import PoolState
+
+STATFS_BLOCK_BYTES = 4096
+
+
+class StatFs(NamedTuple):
+    """What statvfs(2) answers for the mount; blocks of 4096 bytes."""
+
+    f_bsize: int
+    f_frsize: int
+    f_blocks: int
+    f_bfree: int
+    f_bavail: int
+    f_files: int
+    f_ffree: int
+    f_favail: int
+    f_namemax: int
+
+
+class Report:
+    """Facts about a mounted pool."""
+
+    def __init__(self, state: PoolState, disks: DiskSet, brought: Brought) -> None:
+        self._state = state
+        self._disks = disks
+        self._brought = brought
+
+    def statfs(self) -> StatFs:
+        """Return the room of the pool: used is what its files take, free what the disks give."""
+        free_bytes = inodes_free = 0
+        for slot in self._state.slots.values():
+            space = self._space(slot)
+            if space is not None:
+                reserve_bytes = self._state.rules.reserve_bytes(space.capacity_bytes)
+                free_bytes += max(0, space.available_bytes - reserve_bytes)
+                inodes_free += space.inodes_free
+        files, blocks = self._usage()
+        free = free_bytes // STATFS_BLOCK_BYTES
+        return StatFs(
+            f_bsize=STATFS_BLOCK_BYTES, f_frsize=STATFS_BLOCK_BYTES,
+            f_blocks=blocks * BLOCK_BYTES // STATFS_BLOCK_BYTES + free, f_bfree=free,
+            f_bavail=free, f_files=files + inodes_free, f_ffree=inodes_free,
+            f_favail=inodes_free, f_namemax=records.NAME_BYTES_MAX,
+        )  # fmt: skip
+
+    def _usage(self) -> tuple[int, int]:
+        """Return (files, 512-byte blocks) clients see."""
+        with self._state.catalog.read() as txn:
+            usages = [
+                txn.usage(slot.number)
+                for slot in self._state.slots.values()
+                if slot.disk is not None and slot.health.readable
+            ]
+        return sum(files for files, _ in usages), sum(blocks for _, blocks in usages)
+
+    def _space(self, slot: Slot) -> Space | None:
+        if slot.disk is None or not slot.health.readable:
+            return None
+        try:
+            return slot.disk.space()
+        except OSError as exc:
+            self._state.note_error(slot.number, exc.errno or errno.EIO)
+            return None
+
+    def status(self) -> dict[str, Any]:
+        """Return the JSON-ready status of the pool and its disks."""
+        with self._state.catalog.read() as txn:
+            chores = txn.chore_count()
+            usages = {number: txn.usage(number) for number in self._state.slots}
+        rows = [
+            self._disk_row(slot, usages[slot.number], chores.get(slot.number, (0, 0)))
+            for slot in self._state.slots.values()
+        ]
+        seen = [row for row in rows if row["capacity_bytes"] is not None]
+        return {
+            "pool": {
+                "id": self._disks.pool_id,
+                "epoch": self._disks.topology.epoch,
+                "session": self._disks.session,
+                "placement": self._state.rules.policy.value,
+            },
+            "recovery": {
+                "state": "complete",
+                "files": sum(found.files for found in self._brought.findings.values()),
+                "seconds": round(self._brought.seconds, 3),
+                "disks": {k: asdict(v) for k, v in self._brought.findings.items()},
+            },
+            "space": {
+                "capacity_bytes": sum(row["capacity_bytes"] for row in seen),
+                "used_bytes": sum(row["used_bytes"] for row in seen),
+                "available_bytes": sum(row["free_bytes"] for row in seen),
+            },
+            "catalog": {"bytes": self._state.catalog.bytes_used()},
+            "open_files": len(self._state.handles),
+            "disks": rows,
+        }
+
+    def _disk_row(
+        self, slot: Slot, usage: tuple[int, int], chores: tuple[int, int]
+    ) -> dict[str, Any]:
+        space = self._space(slot)
+        free_bytes = None
+        if space is not None:
+            reserve_bytes = self._state.rules.reserve_bytes(space.capacity_bytes)
+            free_bytes = max(0, space.available_bytes - reserve_bytes)
+        # The clock of the health machine is monotonic; people want the time of day.
+        since_s = time.time() - (time.monotonic() - slot.health.since_s)
+        return {
+            "id": slot.disk_id,
+            "path": slot.path,
+            "state": slot.health.state.value,
+            "runtime_state": slot.health.runtime.value,
+            "reason": slot.health.reason,
+            "since": round(since_s, 3),
+            "weight": slot.weight,
+            "capacity_bytes": None if space is None else space.capacity_bytes,
+            "used_bytes": usage[1] * BLOCK_BYTES,
+            "free_bytes": free_bytes,
+            "files": usage[0],
+            "stale_files": chores[0],
+            "stale_bytes": chores[1] * BLOCK_BYTES,
+            "inodes_free": None if space is None else space.inodes_free,
+            "errors": slot.health.errors,
+            "open_files": self._state.handles.on_disk(slot.number),
+            "filesystem": None if slot.disk is None else slot.disk.filesystem,
+        }
+
+    def locate(self, key: bytes) -> dict[str, Any]:
+        """Return where the file at *key* is and why; ENOENT when clients see nothing there."""
+        state = self._state
+        parts = [part for part in key.split(b"/") if part]
+        with state.catalog.read() as txn:
+            node = txn.node(ROOT_ID)
+            parent = ROOT_ID
+            for part in parts:
+                parent = node.id if node is not None else 0
+                node = namespace.visible_child(state, txn, parent, part)
+                if node is None:
+                    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        assert node is not None, "the root is always there"
+        shown = b"/".join(parts).decode(errors="backslashreplace")
+        slot = state.slots.get(node.disk)
+        if slot is None:
+            return {"path": shown, "key": shown, "disk": None, "why": "directory", "id": node.id}
+        owner = state.owner(parent, parts[-1])
+        at_home = owner == slot.disk_id
+        return {
+            "path": shown,
+            "key": shown,
+            "id": node.id,
+            "disk": slot.disk_id,
+            "disk_path": f"{slot.path}/{shown}",
+            "owner": owner,
+            "at_home": at_home,
+            "why": "owner" if at_home else "displaced",
+            "size_bytes": node.size,
+            "last_access": node.atime_ns / 1e9,
+            "state": State(node.state).name.lower(),
+            "pinned": False,
+            "stale_copies": [],
+        }

@@ -1,0 +1,252 @@
+"""What all verbs of the pool share: catalog, disks, locks, open files, clocks and numbers.
+
+Concurrency: everything here may be used by any thread. Lock order: names, then inode, then the
+catalog's writer; a disk's carrier mutex is taken with names or inode held, never the reverse.
+"""
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvfuse import placement, records
+from kvfuse.accesses import Accesses
+from kvfuse.carriers import Carriers
+from kvfuse.catalog import Catalog, Txn
+from kvfuse.disk import Disk
+from kvfuse.diskset import Slot
+from kvfuse.handles import Handles
+from kvfuse.health import fault_of
+from kvfuse.locks import KeyedLocks
+from kvfuse.numbers import Numbers
+from kvfuse.records import Node
+from kvfuse.routing import TempPattern, routing_name
+from kvfuse.topology import Member
+
+_PATHS_MAX = 65536
+_ROOM_VALID_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The configured policy the verbs follow."""
+
+    policy: placement.Policy
+    temp_dirs: frozenset[bytes]
+    temp_patterns: Sequence[TempPattern]
+    reserve_bytes: Callable[[int], int]  # capacity of a disk -> bytes never handed out
+    op_timeout_s: float
+
+
+class PoolState:
+    """The shared state of one mounted pool."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        slots: Sequence[Slot],
+        members: Sequence[Member],
+        rules: Rules,
+        *,
+        carriers_max: int = 2048,
+    ) -> None:
+        self.catalog = catalog
+        self.slots = {slot.number: slot for slot in slots}
+        self._by_id = {slot.disk_id: slot for slot in slots}
+        self.members = tuple(members)
+        self.rules = rules
+        self.locks = KeyedLocks(timeout_s=rules.op_timeout_s)
+        self.handles = Handles()
+        self.accesses = Accesses(catalog)
+        self.carriers = {
+            slot.number: Carriers(
+                slot.number, slot.disk, catalog, cached_max=carriers_max,
+                timeout_s=rules.op_timeout_s,
+            )
+            for slot in slots
+            if slot.disk is not None
+        }  # fmt: skip
+        self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
+        self.work = {number: threading.Event() for number in self.carriers}  # backlog to look at
+        self._paths: dict[int, bytes] = {}
+        self._room: dict[int, tuple[float, bool]] = {}
+        self.numbers = Numbers(catalog)
+        self.next_id = self.numbers.next_id
+        self.generation = self.numbers.generation
+
+    @staticmethod
+    def now_ns() -> int:
+        """Return the time for file times: the clock the kernel's filesystems use."""
+        return time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
+
+    # -- disks
+
+    def visible(self, node: Node) -> bool:
+        """Whether clients see *node*: what lies on an unusable disk is a miss."""
+        if node.disk == records.NO_DISK:
+            return True
+        slot = self.slots.get(node.disk)
+        return slot is not None and slot.disk is not None and slot.health.readable
+
+    def on(self, number: int) -> "Touch":
+        """Return a context manager for work on a disk, which learns from its errors."""
+        return Touch(self, number)
+
+    def disk(self, number: int) -> Disk:
+        """Return the disk; ESTALE when it is not there."""
+        slot = self.slots.get(number)
+        if slot is None or slot.disk is None or not slot.health.readable:
+            raise OSError(errno.ESTALE, "the disk of the file is not usable")
+        return slot.disk
+
+    def check_writable(self, number: int) -> None:
+        """Raise EROFS, or EIO, when a change on the disk would be refused."""
+        slot = self.slots.get(number)
+        if slot is None or slot.disk is None or not slot.health.readable:
+            raise OSError(errno.EIO, "the disk of the file is not usable")
+        if not slot.health.writable:
+            raise OSError(errno.EROFS, f"disk {slot.path}: read-only")
+
+    def note_error(self, number: int, code: int) -> None:
+        """Let the health of a disk learn from an errno."""
+        slot = self.slots[number]
+        slot.health = slot.health.on_error(code, now_s=time.monotonic())
+
+    def note_timeout(self, number: int) -> None:
+        """A request on the disk outlived its deadline."""
+        slot = self.slots[number]
+        slot.health = slot.health.on_timeout(now_s=time.monotonic())
+
+    # -- placement
+
+    def candidates(self, parent: int, name: bytes) -> list[int]:
+        """Return the numbers of the disks a new file may go to, best first."""
+        rules = self.rules
+        path = self.path(parent)
+        routing = routing_name(
+            path + b"/" + name if path else name,
+            temp_dirs=rules.temp_dirs,
+            patterns=rules.temp_patterns,
+        )
+        ranked = placement.candidates(routing, self.members, rules.policy)
+        slots = (self._by_id.get(disk_id) for disk_id in ranked)
+        able = [slot for slot in slots if slot is not None and slot.disk and slot.health.writable]
+        return [s.number for s in able if self._has_room(s) and s.health.schedulable]
+
+    def owner(self, parent: int, name: bytes) -> str | None:
+        """Return the id of the disk that owns a name, usable or not."""
+        path = self.path(parent)
+        routing = routing_name(
+            path + b"/" + name if path else name,
+            temp_dirs=self.rules.temp_dirs,
+            patterns=self.rules.temp_patterns,
+        )
+        ranked = placement.candidates(routing, self.members, self.rules.policy)
+        return ranked[0] if ranked else None
+
+    def _has_room(self, slot: Slot) -> bool:
+        now_s = time.monotonic()
+        known = self._room.get(slot.number)
+        if known is not None and now_s - known[0] < _ROOM_VALID_S:
+            return known[1]
+        assert slot.disk is not None, "only disks that are there are candidates"
+        try:
+            space = slot.disk.space()
+        except OSError as exc:
+            self.note_error(slot.number, exc.errno or errno.EIO)
+            return False
+        reserve_bytes = self.rules.reserve_bytes(space.capacity_bytes)
+        room = space.available_bytes > reserve_bytes and (
+            space.inodes_total == 0 or space.inodes_free > 0
+        )
+        self._room[slot.number] = (now_s, room)
+        if room and slot.health.is_full:
+            slot.health = slot.health.on_room(now_s=now_s)
+        elif not room and not slot.health.is_full:
+            slot.health = slot.health.on_full(now_s=now_s, reason="down to the reserve")
+        return room
+
+    # -- paths
+
+    def path(self, dir_id: int) -> bytes:
+        """Return the path of a directory; ESTALE when it is gone."""
+        path = self._paths.get(dir_id)
+        if path is None:
+            with self.catalog.read() as txn:
+                path = txn.path(dir_id)
+            if path is None:
+                raise OSError(errno.ESTALE, "the directory is gone")
+            if len(self._paths) >= _PATHS_MAX:
+                self._paths.clear()
+            self._paths[dir_id] = path
+        return path
+
+    def forget_paths(self) -> None:
+        """A directory was renamed or removed."""
+        self._paths.clear()
+
+    def forget_dir(self, dir_id: int) -> None:
+        """A directory was removed: drop its descriptors everywhere."""
+        self._paths.pop(dir_id, None)
+        for carriers in self.carriers.values():
+            carriers.forget(dir_id)
+
+    # -- records
+
+    def directory(self, txn: Txn, dir_id: int) -> Node:
+        """Return the record of a directory a verb works in."""
+        node = txn.node(dir_id)
+        if node is None:
+            raise OSError(errno.ESTALE, "the directory is gone")
+        if not stat.S_ISDIR(node.mode):
+            raise OSError(errno.ENOTDIR, "not a directory")
+        return node
+
+    def touch_dir(self, txn: Txn, dir_id: int, now_ns: int) -> None:
+        """Move the times of a directory whose names changed."""
+        node = txn.node(dir_id)
+        if node is not None:
+            txn.put_node(node._replace(mtime_ns=now_ns, ctime_ns=now_ns), node)
+
+    def wake(self, numbers: Sequence[int]) -> None:
+        """Tell the upkeep of these disks that there are chores."""
+        for number in numbers:
+            event = self.work.get(number)
+            if event is not None:
+                event.set()
+
+
+class Touch:
+    """Work on one disk: an OSError that passes is noted in the disk's health."""
+
+    __slots__ = ("_number", "_state")
+
+    def __init__(self, state: PoolState, number: int) -> None:
+        self._state = state
+        self._number = number
+
+    def __enter__(self) -> Carriers:
+        return self._state.carriers[self._number]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            if fault_of(exc.errno) is not None:
+                self._state.note_error(self._number, exc.errno)
+
+
+def check_name(name: bytes) -> None:
+    """Refuse a name before anything is looked up.
+
+    Raises:
+        OSError: ENAMETOOLONG, EINVAL, or EPERM for a name kvfuse keeps for itself.
+    """
+    if len(name) > records.NAME_BYTES_MAX:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    if not name or b"/" in name or b"\0" in name or name in (b".", b".."):
+        raise OSError(errno.EINVAL, "not a name")
