@@ -56,7 +56,11 @@ def show_disks(disks: list[dict[str, Any]]) -> None:
 
 def _show_pool(status: dict[str, Any]) -> None:
     pool, space, recovery = status["pool"], status["space"], status["recovery"]
-    passthrough = "passthrough on" if pool["passthrough"] else "passthrough off"
+    passthrough = (
+        "passthrough on"
+        if pool["passthrough"]
+        else f"passthrough off: {pool['passthrough_obstacle']}"
+    )
     say(
         f"{pool['mountpoint']}: pool {str(pool['id'])[:8]}, epoch {pool['epoch']}, "
         f"{pool['placement']}, driver {pool['driver']} ({passthrough}), kvfuse {pool['version']}"

@@ -37,8 +37,8 @@ class DriverView(Protocol):
     reason: str
 
     @property
-    def passthrough(self) -> bool:
-        """Whether reads and writes go past the daemon."""
+    def passthrough_obstacle(self) -> str | None:
+        """Why reads and writes go through the daemon, None when they do not."""
         ...
 
     def counters(self) -> dict[str, Any]:
@@ -85,12 +85,14 @@ class ControlService:
     def status(self) -> dict[str, Any]:
         """Return the whole status, as interface ``status --json`` shows it."""
         status = dict(self._pool.status())
+        obstacle = self._driver.passthrough_obstacle
         status["pool"] = {
             **status.get("pool", {}),
             "mountpoint": self._facts.mountpoint,
             "driver": self._driver.name,
             "driver_reason": self._driver.reason,
-            "passthrough": self._driver.passthrough,
+            "passthrough": obstacle is None,
+            "passthrough_obstacle": obstacle or "",
             "version": __version__,
             "log": self._facts.log,
         }

@@ -1,17 +1,20 @@
-"""Which driver serves a mount, and serving with it until the mount ends."""
+"""Which driver serves a mount, and serving with it until the mount ends.
+
+A driver's libraries are imported when it is chosen: the direct one runs without trio and libfuse.
+"""
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import trio
-
 from kvfuse.config import Config
-from kvfuse.drivers import trio_pyfuse3
-from kvfuse.drivers.counters import RequestCounters
+from kvfuse.drivers.direct import session
 from kvfuse.errors import KernelError
 from kvfuse.pool import Pool
 from kvfuse.stop import Stop
+
+PASSTHROUGH_SWITCH = "KVFUSE_TEST_PASSTHROUGH"  # "off": as on a kernel that has none; for tests
 
 
 class Driver(Protocol):
@@ -21,8 +24,8 @@ class Driver(Protocol):
     reason: str
 
     @property
-    def passthrough(self) -> bool:
-        """Whether reads and writes go past the daemon; known once it serves."""
+    def passthrough_obstacle(self) -> str | None:
+        """Why reads and writes go through the daemon, None when they do not; known in a mount."""
         ...
 
     def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
@@ -43,27 +46,60 @@ def choose_driver(config: Config) -> Driver:
     wanted = config.pool.driver
     if wanted == "pyfuse3":
         return _Pyfuse3(config, "")
-    obstacle = "it is not part of this version"
+    obstacle = session.can_run()
+    if obstacle is None:
+        return _Direct(config, "" if wanted == "direct" else "the fastest, and it can run here")
     if wanted == "direct":
-        raise KernelError(f"driver direct cannot run: {obstacle}; use --driver auto")
-    return _Pyfuse3(config, f"driver direct cannot run: {obstacle}")
+        raise KernelError(f"driver direct cannot run here: {obstacle}; or use --driver auto")
+    return _Pyfuse3(config, f"driver direct cannot run here: {obstacle}")
 
 
-class _Pyfuse3:
-    name = "pyfuse3"
-    passthrough = False
+class _Direct:
+    name = "direct"
 
     def __init__(self, config: Config, reason: str) -> None:
         self.reason = reason
         self._mountpoint = config.pool.mountpoint
+        self._session: session.DirectSession | None = None
+        self._options = session.DirectOptions(
+            access=config.pool.access,
+            negative_ttl_s=config.metadata_cache.negative_ttl_secs,
+            op_timeout_s=config.health.op_timeout,
+            passthrough=os.environ.get(PASSTHROUGH_SWITCH) != "off",
+        )
+
+    @property
+    def passthrough_obstacle(self) -> str | None:
+        return "not mounted yet" if self._session is None else self._session.obstacle
+
+    def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
+        self._session = session.DirectSession(pool, self._mountpoint, self._options)
+        self._session.serve(ready, stop)
+
+    def counters(self) -> dict[str, Any]:
+        return {} if self._session is None else self._session.counters()
+
+
+class _Pyfuse3:
+    name = "pyfuse3"
+    passthrough_obstacle = "driver pyfuse3 moves the bytes itself"
+
+    def __init__(self, config: Config, reason: str) -> None:
+        from kvfuse.drivers.counters import RequestCounters
+        from kvfuse.drivers.trio_pyfuse3 import MountOptions
+
+        self.reason = reason
+        self._mountpoint = config.pool.mountpoint
         self._counters = RequestCounters()
-        self._options = trio_pyfuse3.MountOptions(
+        self._options = MountOptions(
             access=config.pool.access,
             negative_ttl_s=config.metadata_cache.negative_ttl_secs,
             op_timeout_s=config.health.op_timeout,
         )
 
     def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
+        import trio
+
         try:
             trio.run(self._serve, pool, ready, stop)
         except BaseExceptionGroup as group:
@@ -73,6 +109,10 @@ class _Pyfuse3:
         return self._counters.to_json()
 
     async def _serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
+        import trio
+
+        from kvfuse.drivers import trio_pyfuse3
+
         token = trio.lowlevel.current_trio_token()
         stopped = trio.Event()
 

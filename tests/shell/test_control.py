@@ -22,7 +22,7 @@ from kvfuse.errors import KvfuseError, NotMountedError
 class Shown:
     """What the service shows of a pool and a driver, with fixed values."""
 
-    name, reason, passthrough = "pyfuse3", "", False
+    name, reason, passthrough_obstacle = "pyfuse3", "", "moves the bytes itself"
 
     def counters(self) -> dict[str, object]:
         return {"lookup": {"requests": 1}}
