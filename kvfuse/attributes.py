@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvfuse import namespace
 from kvfuse.files import Files
 from kvfuse.intents import SetDir
-from kvfuse.records import Node
+from kvfuse.records import Node, State
 from kvfuse.state import PoolState
 
 _OWN = b"user.kvfuse."
@@ -178,7 +178,9 @@ class Attributes:
                 case b"owner":
                     return (state.owner(node.parent, node.name) or "").encode()
                 case b"state":
-                    return b"pending" if node.state == 0 else b"committed"
+                    return State(node.state).name.lower().encode()
+                case _:
+                    pass
         raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
 
     def setxattr(self, node_id: int, name: bytes, value: bytes, flags: int) -> None:

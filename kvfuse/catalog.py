@@ -2,8 +2,8 @@
 
 Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
 ``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
-(directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number -> disk id, ``usage`` number ->
-(files, blocks), ``meta``.
+(directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number ->
+disk id, ``usage`` number -> (files, blocks), ``meta``.
 
 Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
 inside a transaction. Only one process opens a catalog.

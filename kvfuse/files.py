@@ -7,7 +7,6 @@ and its record say so before the open is answered, and get a new generation at t
 import contextlib
 import errno
 import os
-import stat
 
 from kvfuse import namespace, records
 from kvfuse.disk import Disk
@@ -301,9 +300,7 @@ def _with_stat(node: Node, found: os.stat_result) -> Node:
         size=found.st_size,
         blocks=found.st_blocks,
         mtime_ns=found.st_mtime_ns,
-        ctime_ns=max(node.ctime_ns, found.st_ctime_ns)
-        if stat.S_ISREG(node.mode)
-        else node.ctime_ns,
+        ctime_ns=max(node.ctime_ns, found.st_ctime_ns),
     )
 
 

@@ -88,7 +88,7 @@ class Caller(NamedTuple):
     pid: int
 
 
-# mode uid gid nlink | state pad disk | ino size blocks | atime mtime ctime | generation access parent
+# mode uid gid nlink, state pad disk, ino size blocks, times, generation access parent
 _NODE = struct.Struct("<IIIIBxHQQQqqqQQQ")
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk

@@ -7,6 +7,7 @@ disk that is away waits for it.
 
 import contextlib
 import logging
+import os
 import stat
 
 from kvfuse import namespace, records

@@ -185,7 +185,8 @@ class Renames:
         with state.catalog.write() as txn:
             source = txn.node(intent.id)
             entry = txn.entry(intent.parent, intent.name)
-            assert source is not None and entry is not None, "held by its name and inode locks"
+            assert source is not None, "held by its name and inode locks"
+            assert entry is not None, "held by its name and inode locks"
             losers = replace_target(state, txn, intent)
             moved = move_name(txn, source, entry[1], intent)
             moved = moved._replace(
@@ -214,7 +215,8 @@ class Renames:
                 namespace.hide_away(state, txn, *new)
             entry = txn.entry(*old)
             now = txn.node(source.id)
-            assert entry is not None and now is not None, "held by its name lock"
+            assert entry is not None, "held by its name lock"
+            assert now is not None, "held by its name lock"
             path, new_path = namespace.full_path(txn, *old), namespace.full_path(txn, *new)
             carriers = namespace.carrier_disks(txn, now)
             for disk in carriers:
@@ -341,7 +343,8 @@ def _ino(carriers: Carriers, parent: int, name: bytes) -> int | None:
 def swap_names(state: PoolState, txn: Txn, a: tuple[int, bytes], b: tuple[int, bytes]) -> None:
     """Exchange two names in the catalog."""
     entry_a, entry_b = txn.entry(*a), txn.entry(*b)
-    assert entry_a is not None and entry_b is not None, "held by their name locks"
+    assert entry_a is not None, "held by their name locks"
+    assert entry_b is not None, "held by their name locks"
     now_ns = state.now_ns()
     for place, other in ((a, entry_a), (b, entry_b)):
         txn.drop_entry(*place, other[1])

@@ -61,6 +61,8 @@ class DiskScan:
     stale: bool
     progress: Callable[[int], None]
     findings: Findings = field(default_factory=Findings)
+    _believed: int | None = None
+    _links: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Findings:
         """Walk the disk.
@@ -70,7 +72,6 @@ class DiskScan:
         """
         disk = self._disk
         self._believed = durability.believed(disk)
-        self._links: dict[int, int] = {}
         todo: list[tuple[bytes, int]] = [(b"", ROOT_ID)]
         while todo:
             path, dir_id = todo.pop()

@@ -28,6 +28,7 @@ from kvfuse.routing import TempPattern, routing_name
 from kvfuse.topology import Member
 
 _PATHS_MAX = 65536
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
 _ROOM_VALID_S = 0.1
 
 
@@ -81,7 +82,7 @@ class PoolState:
     @staticmethod
     def now_ns() -> int:
         """Return the time for file times: the clock the kernel's filesystems use."""
-        return time.clock_gettime_ns(time.CLOCK_REALTIME_COARSE)
+        return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
     # -- disks
 
@@ -235,9 +236,8 @@ class Touch:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if isinstance(exc, OSError) and exc.errno is not None:
-            if fault_of(exc.errno) is not None:
-                self._state.note_error(self._number, exc.errno)
+        if isinstance(exc, OSError) and exc.errno and fault_of(exc.errno) is not None:
+            self._state.note_error(self._number, exc.errno)
 
 
 def check_name(name: bytes) -> None:
