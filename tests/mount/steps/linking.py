@@ -7,6 +7,7 @@ from tests.mount.steps.registry import (
     KINDS,
     attempt,
     changed_times,
+    link_following,
     read_file,
     register,
     same_inode,
@@ -18,7 +19,8 @@ from tests.mount.steps.registry import (
 def _link(follow: bool, old: str, new: str) -> list[object]:
     KINDS[old]("old")
     KINDS[new]("new")
-    return [attempt(os.link, "old", "new", follow_symlinks=follow), sorted(os.listdir("."))]
+    link = link_following if follow else partial(os.link, follow_symlinks=False)
+    return [attempt(link, "old", "new"), sorted(os.listdir("."))]
 
 
 def _unlink(kind: str) -> list[object]:
@@ -140,7 +142,7 @@ def link_of_an_unlinked_open_file() -> object:
     write_file("a")
     fd = os.open("a", os.O_RDONLY)
     os.unlink("a")
-    found = attempt(os.link, f"/proc/self/fd/{fd}", "b", follow_symlinks=True)
+    found = attempt(link_following, f"/proc/self/fd/{fd}", "b")
     os.close(fd)
     return [found, os.listdir(".")]
 
@@ -149,7 +151,7 @@ def link_of_an_unlinked_open_file() -> object:
 def link_from_an_open_file() -> object:
     write_file("a", b"x")
     fd = os.open("a", os.O_RDONLY)
-    found = attempt(os.link, f"/proc/self/fd/{fd}", "b", follow_symlinks=True)
+    found = attempt(link_following, f"/proc/self/fd/{fd}", "b")
     os.close(fd)
     return [found, sorted(os.listdir("."))]
 

@@ -8,6 +8,7 @@ from tests.mount.steps.registry import (
     attempt,
     attempt_open,
     changed_times,
+    link_following,
     mode_of,
     read_file,
     register,
@@ -219,7 +220,7 @@ def tmpfile_is_nameless_until_linked() -> object:
         return fd
     os.write(fd, b"data")
     before = os.listdir(".")
-    os.link(f"/proc/self/fd/{fd}", "named", follow_symlinks=True)
+    link_following(f"/proc/self/fd/{fd}", "named")
     os.close(fd)
     return [before, read_file("named").decode()]
 

@@ -27,6 +27,7 @@ THIRD_GID = 65511
 
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
+AT_SYMLINK_FOLLOW = 0x400
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
 RENAME_NOREPLACE = 1
@@ -98,6 +99,11 @@ def utimensat(
     times = (_Timespec * 2)(_Timespec(*atime), _Timespec(*mtime))
     flags = 0 if follow else AT_SYMLINK_NOFOLLOW
     check(_libc.utimensat(AT_FDCWD, os.fsencode(path), times, flags))
+
+
+def link_following(old: str, new: str) -> None:
+    """Call linkat(2) with AT_SYMLINK_FOLLOW, which os.link does not pass on."""
+    check(_libc.linkat(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), AT_SYMLINK_FOLLOW))
 
 
 def fchmodat_nofollow(path: str, mode: int) -> None:

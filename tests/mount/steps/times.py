@@ -43,7 +43,8 @@ def _values(seconds: int, nanoseconds: int) -> list[object]:
 
 
 for _seconds, _nanoseconds in ((0, 0), (0, 1), (0, 999_999_999), (1, 123_456_789),
-                               (2**31 - 1, 7), (2**31, 8), (2**32, 9), (2**33, 1), (15_032_385_535, 0)):  # fmt: skip
+                               (2**31 - 1, 7), (2**31, 8), (2**32, 9),
+                               (2**33, 1), (15_032_385_535, 0)):  # fmt: skip
     register(f"times.value_{_seconds}_{_nanoseconds}", partial(_values, _seconds, _nanoseconds))
 for _seconds, _nanoseconds in ((-1, 0), (-1, 5), (-(2**31), 0)):
     register(
