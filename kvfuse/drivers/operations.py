@@ -17,7 +17,7 @@ import trio
 
 from kvfuse.drivers.counters import RequestCounters
 from kvfuse.drivers.guard import handler
-from kvfuse.drivers.threads import MEMORY, DiskThreads
+from kvfuse.drivers.threads import EVERY, MEMORY, DiskThreads
 from kvfuse.pool import AttrChanges, Pool
 from kvfuse.records import NAME_BYTES_MAX, Caller, Node, State
 
@@ -253,7 +253,7 @@ class PoolOperations(pyfuse3.Operations):
     @handler
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Return the space of the pool, in blocks of 4096 bytes."""
-        space = await self._change(None, self._pool.statfs)
+        space = await self.threads.run(EVERY, self._pool.statfs)
         reply = pyfuse3.StatvfsData()
         reply.f_bsize = reply.f_frsize = BLOCK_BYTES
         reply.f_blocks = space.f_blocks
@@ -393,7 +393,7 @@ class PoolOperations(pyfuse3.Operations):
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Bring the names of a directory to their disks."""
         await self.threads.run(
-            MEMORY, self._pool.fsyncdir, fh, timeout_s=self._timeouts.op_s * SYNC_TIMEOUT_FACTOR
+            EVERY, self._pool.fsyncdir, fh, timeout_s=self._timeouts.op_s * SYNC_TIMEOUT_FACTOR
         )
 
     # ------------------------------------------------------------------ extended attributes

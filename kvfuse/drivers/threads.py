@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-MEMORY = -1  # lane of verbs that ask no disk, but may wait for a lock another thread holds
+# Lanes beside those of the disks, so that a hung disk cannot take the threads of other work:
+MEMORY = -1  # verbs that ask no disk, but may wait for a lock another thread holds
+EVERY = -2  # verbs that ask all disks
 
 # Load is not failure: the bound is above what a node full of engines asks at once, and below what
 # the driver can keep waiting (pyfuse3 holds one task for each request that is unanswered).
@@ -187,8 +189,7 @@ class DiskThreads:
             case _Stage.DONE:
                 return call.take()
             case _Stage.RUNNING:
-                if disk != MEMORY:
-                    self._note_timeout(disk)
+                self._blame(disk)
                 raise OSError(errno.EIO, f"disk {disk}: no answer in time")
             case _:
                 raise OSError(errno.EIO, f"disk {disk}: no thread was free in time")
@@ -217,7 +218,11 @@ class DiskThreads:
         stage = call.leave()
         if stage is _Stage.WAITING:
             lane.owed.append(pay)
-        elif stage is _Stage.RUNNING and disk != MEMORY:
+        elif stage is _Stage.RUNNING:
+            self._blame(disk)
+
+    def _blame(self, disk: int) -> None:
+        if disk not in (MEMORY, EVERY):
             self._note_timeout(disk)
 
     async def _attend(self, lane: _Lane, call: _Call[Any], timeout_s: float) -> None:
