@@ -147,6 +147,7 @@ class DirectSession:
             self._journal,
         )
         self._modes, self._executor = modes, executor
+        self._pool.data_in_kernel(on=True)  # bytes pass the pool by, in the kernel or through here
         self.notices = Notices(fd, agreement)
         if modes.obstacle:
             log.info("files are read and written through the server: %s", modes.obstacle)
