@@ -20,7 +20,7 @@ from kvfuse.control.rpc import ControlServer
 from kvfuse.control.service import ControlService, MountFacts
 from kvfuse.diskset import DiskSet, DiskSpec, open_disks
 from kvfuse.drivers.choice import Driver, choose_driver
-from kvfuse.errors import ConfigError, KvfuseError
+from kvfuse.errors import KvfuseError
 from kvfuse.notify import notify
 from kvfuse.pool import Pool, open_pool
 from kvfuse.progress import Event
@@ -29,7 +29,6 @@ from kvfuse.stop import Stop, stop_on_signals
 _log = logging.getLogger("kvfuse.daemon")
 _PR_SET_IO_FLUSHER = 57
 _OOM_SCORE = "-900"
-_SOCKET_PATH_BYTES_MAX = 107
 
 
 class InterruptedStartError(KvfuseError):
@@ -152,11 +151,6 @@ class Daemon:
         )
         service = ControlService(pool, driver, facts, stop=self._stop.request)
         path = Path(self._config.socket_path(pool_id))
-        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
-            raise ConfigError(
-                f"{path}: longer than {_SOCKET_PATH_BYTES_MAX} bytes, no path for a socket; "
-                f"set control.socket or pool.run_dir to a shorter one"
-            )
         try:
             return ControlServer(service, path)
         except OSError as exc:

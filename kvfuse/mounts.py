@@ -21,6 +21,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 ANSWER_TIMEOUT_S = 5.0
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _HOLDERS_MAX = 20
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
@@ -112,7 +113,7 @@ def clear_dead(mountpoint: str) -> bool:
     """
     cleared = False
     while (mount := mount_at(mountpoint)) and mount.is_kvfuse:
-        if stat_error(mountpoint) != errno.ENOTCONN:
+        if stat_error(mountpoint) not in _DEAD:
             break
         try:
             umount(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW)

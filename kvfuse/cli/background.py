@@ -15,6 +15,7 @@ from kvfuse.control.client import CallError
 from kvfuse.errors import EXIT_FAILED, KvfuseError
 from kvfuse.progress import Event, read_events
 
+_INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 _STOP_TIMEOUT_S = 30.0
 _LAST_WORDS_BYTES = 4096
 
@@ -25,20 +26,30 @@ def start(resolved: Resolved, *, init: bool) -> list[str]:
     Raises:
         KvfuseError: it could not mount; the text and the exit code are the daemon's.
     """
+    # A command that is told to end ends its daemon too, until the mount is there; then it stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Not a pipe: what the daemon writes after this command has ended must go somewhere.
     with tempfile.TemporaryFile() as stderr:
+        # Blocked, so that there is no moment at which the daemon runs and is not known here. The
+        # daemon takes the mask over, and waits for these signals as soon as it can.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
         process, events = _spawn(resolved, init=init, stderr=stderr)
-        with events:
-            try:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTIONS)
+            with events:
                 warnings = _wait(events, process, stderr)
-            except BaseException:
-                _stop(process)
-                raise
-    mountpoint = resolved.config.pool.mountpoint
+            _check_answer(resolved.config.pool.mountpoint)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
+        except BaseException:
+            _stop(process)
+            raise
+    return warnings
+
+
+def _check_answer(mountpoint: str) -> None:
     failure = mounts.stat_error(mountpoint)
     if failure:
         raise KvfuseError(f"{mountpoint}: mounted, but does not answer: {os.strerror(failure)}")
-    return warnings
 
 
 def _spawn(

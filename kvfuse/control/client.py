@@ -2,10 +2,12 @@
 
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvfuse.control.address import socket_address
 from kvfuse.control.messages import REPLY_BYTES_MAX, Request, encoder, reply_decoder
 from kvfuse.control.registry import Registration
 from kvfuse.errors import KvfuseError, NotMountedError
@@ -63,18 +65,19 @@ def call(
 def _exchange(path: str, request: bytes, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
-        _connect(connection, path, timeout_s)
+        with socket_address(Path(path)) as address:
+            _connect(connection, address, timeout_s)
         connection.sendall(request)
         with connection.makefile("rb") as file:
             return file.readline(REPLY_BYTES_MAX)
 
 
-def _connect(connection: socket.socket, path: str, timeout_s: float) -> None:
+def _connect(connection: socket.socket, address: str, timeout_s: float) -> None:
     """Connect within *timeout_s*; a Unix socket whose queue is full answers EAGAIN at once."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            connection.connect(path)
+            connection.connect(address)
         except BlockingIOError:
             if time.monotonic() >= deadline_s:
                 raise TimeoutError from None

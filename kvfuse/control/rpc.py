@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from kvfuse.control.address import socket_address
 from kvfuse.control.messages import (
     REQUEST_BYTES_MAX,
     LocateArgs,
@@ -40,6 +41,7 @@ class ControlServer:
     """Serves *service* on a Unix socket at *path* until :meth:`close`.
 
     Raises:
+        ConfigError: *path* can be no socket.
         OSError: the socket cannot be made.
     """
 
@@ -54,10 +56,11 @@ class ControlServer:
         try:
             # Before bind, so that there is no moment at which others could connect.
             os.fchmod(self._socket.fileno(), 0o600)
-            self._socket.bind(os.fspath(path))
+            with socket_address(path) as address:
+                self._socket.bind(address)
             path.chmod(0o600)
             self._socket.listen(WAITING_MAX)
-        except OSError:
+        except BaseException:
             self._socket.close()
             raise
         self._thread = threading.Thread(target=self._accept, daemon=True, name="control")
