@@ -8,7 +8,7 @@ from tests.mount.steps.registry import as_user, attempt, mode_of, step, write_fi
 
 
 @step
-def mknod_of_a_regular_file() -> list[object]:
+def mknod_of_regular_files() -> list[object]:
     os.umask(0o022)
     return [attempt(os.mknod, "f", stat.S_IFREG | 0o666), mode_of("f"), attempt(os.mknod, "f")]
 

@@ -176,16 +176,24 @@ def _fallocate(mode: int, offset: int, length: int) -> list[object]:
     return list(found)
 
 
-for _name, _mode in (("plain", 0), ("keep_size", KEEP_SIZE), ("punch", PUNCH_HOLE | KEEP_SIZE),
-                     ("zero", ZERO_RANGE), ("zero_keep", ZERO_RANGE | KEEP_SIZE),
-                     ("punch_without_keep", PUNCH_HOLE), ("collapse", COLLAPSE_RANGE),
-                     ("unknown", 1 << 12)):  # fmt: skip
-    for _offset, _length in ((0, 4096), (4096, 8192), (10_000, 20_000), (50_000, 1), (0, 0),
-                             (-1, 10)):  # fmt: skip
+_MODES = {
+    "plain": 0,
+    "keep_size": KEEP_SIZE,
+    "punch": PUNCH_HOLE | KEEP_SIZE,
+    "zero": ZERO_RANGE,
+    "zero_keep": ZERO_RANGE | KEEP_SIZE,
+    "collapse": COLLAPSE_RANGE,
+    "without_keep_punch": PUNCH_HOLE,
+    "unknown": 1 << 12,
+}
+for _name, _mode in _MODES.items():
+    for _offset, _length in ((0, 4096), (4096, 8192), (10_000, 20_000), (50_000, 1)):
         register(
             f"sizes.fallocate_{_name}_{_offset}_{_length}",
             partial(_fallocate, _mode, _offset, _length),
         )
+    register(f"sizes.impossible_fallocate_{_name}_empty", partial(_fallocate, _mode, 0, 0))
+    register(f"sizes.impossible_fallocate_{_name}_negative", partial(_fallocate, _mode, -1, 10))
 
 
 @step
