@@ -196,7 +196,8 @@ def test_a_mount_in_use_is_not_unmounted_and_says_by_whom(trial: Trial) -> None:
     """Exit code 5 with the process; --lazy ends mount and daemon all the same."""
     daemon = trial.mount("--init")["pid"]
     (trial.path / "file").touch()
-    with (trial.path / "file").open("rb"):
+    held = os.open(trial.path / "file", os.O_RDONLY)
+    try:
         busy = trial.kvfuse("umount", trial.path)
         assert busy.returncode == 5
         assert str(os.getpid()) in busy.stderr
@@ -205,6 +206,9 @@ def test_a_mount_in_use_is_not_unmounted_and_says_by_whom(trial: Trial) -> None:
         trial.umount("--lazy")
         assert mounts.mount_at(str(trial.path)) is None
         assert registry.start_time(daemon) is None
+    finally:
+        with contextlib.suppress(OSError):  # its daemon has gone
+            os.close(held)
 
 
 def test_a_dead_mount_is_cleared_by_the_next_mount(trial: Trial) -> None:
