@@ -25,6 +25,8 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 BLOCK_BYTES = 4096  # preferred size of an access, unit of statfs
+# Waiting for a lock ends after the timeout, in the pool. Only what takes longer hangs on its disk.
+_LOCKS_FIRST = 1.1
 SYNC_TIMEOUT_FACTOR = 6  # fsync waits for all that was written before: slow is not sick
 
 # "." and ".." stand before every cookie of the pool
@@ -75,7 +77,7 @@ class PoolOperations(pyfuse3.Operations):
         super().__init__()
         self._pool = pool
         self._timeouts = timeouts
-        self.threads = DiskThreads(pool.note_timeout, op_timeout_s=timeouts.op_s)
+        self.threads = DiskThreads(pool.note_timeout, op_timeout_s=timeouts.op_s * _LOCKS_FIRST)
         self.counters = counters
         self.answering = trio.Event()  # set once the kernel has asked for the first time
 
@@ -110,6 +112,15 @@ class PoolOperations(pyfuse3.Operations):
         entry.st_ino = 0  # the kernel remembers this answer; ENOENT it would not
         entry.entry_timeout = self._timeouts.negative_s
         return entry
+
+    async def _ask(self, inode: int, fn: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run a verb that only reads what *inode* is.
+
+        Past the deadline it is ESTALE: the kernel looks the name up again, and what lies on a disk
+        that hangs is then a name that is not there, which for a client is a miss and no error.
+        """
+        disk = self._pool.disk_of(inode)
+        return await self.threads.run(disk, fn, *args, late_errno=errno.ESTALE)
 
     async def _change(self, disk: int | None, fn: Callable[[*Ts], R], *args: *Ts) -> R:
         """Run a verb that may wait for a lock even if it asks no disk."""
@@ -187,7 +198,7 @@ class PoolOperations(pyfuse3.Operations):
     @handler
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         """Return the target of a symbolic link."""
-        return await self.threads.run(self._pool.disk_of(inode), self._pool.readlink, inode)
+        return await self._ask(inode, self._pool.readlink, inode)
 
     @handler
     async def rename(
@@ -292,9 +303,17 @@ class PoolOperations(pyfuse3.Operations):
             flags & ~_FLAGS_KEPT_BACK,
             mode,
             _caller(ctx),
-            on_late=lambda made: pool.release(made[1]),
+            on_late=lambda made: self._take_back(parent_inode, name, *made),
         )
         return pyfuse3.FileInfo(fh=fh, keep_cache=False), self._attributes(node, entry_s=0)
+
+    def _take_back(self, parent: int, name: bytes, node: Node, fh: int) -> None:
+        """Undo a create whose client was told that it failed; an empty file must not remain."""
+        self._pool.release(fh)
+        if node.state == State.PENDING and not node.size:
+            now = self._pool.lookup(parent, name)
+            if now is not None and now.id == node.id and not now.size:
+                self._pool.unlink(parent, name)
 
     @handler
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -306,6 +325,7 @@ class PoolOperations(pyfuse3.Operations):
             inode,
             flags & ~_FLAGS_KEPT_BACK,
             on_late=pool.release,
+            late_errno=errno.ESTALE,
         )
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC
         keep = reads_only and self._is_committed(inode)
@@ -405,7 +425,7 @@ class PoolOperations(pyfuse3.Operations):
         if name.startswith(_ANSWERED):
             return pool.getxattr(inode, name)
         if name.startswith(_USER):
-            return await self.threads.run(pool.disk_of(inode), pool.getxattr, inode, name)
+            return await self._ask(inode, pool.getxattr, inode, name)
         # The kernel asks for security.capability at every write.
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR if name.startswith(_NOT_KEPT) else errno.EOPNOTSUPP)
 
@@ -422,8 +442,7 @@ class PoolOperations(pyfuse3.Operations):
     @handler
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
         """Return the names of the ``user.`` attributes."""
-        pool = self._pool
-        return await self.threads.run(pool.disk_of(inode), pool.listxattr, inode)
+        return await self._ask(inode, self._pool.listxattr, inode)
 
     @handler
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

@@ -165,6 +165,7 @@ class DiskThreads:
         fn: Callable[[*Ts], R],
         *args: *Ts,
         on_late: Callable[[R], object] | None = None,
+        late_errno: int = errno.EIO,
         timeout_s: float | None = None,
     ) -> R:
         """Return ``fn(*args)``, run in a thread of *disk*, or here when *disk* is None.
@@ -174,15 +175,16 @@ class DiskThreads:
         it ever comes, goes to *on_late*.
 
         Raises:
-            OSError: EIO when the deadline is over, too many wait, or all threads are left behind.
+            OSError: *late_errno* when the deadline is over, too many wait, or all threads are left
+                behind.
         """
         if disk is None:
             return fn(*args)
         lane = self._lane(disk)
         if lane.late >= self._limit:
-            raise OSError(errno.EIO, f"disk {disk} hangs")
+            raise OSError(late_errno, f"disk {disk} hangs")
         if lane.unanswered >= self._unanswered_max:
-            raise OSError(errno.EIO, f"disk {disk}: too many requests wait")
+            raise OSError(late_errno, f"disk {disk}: too many requests wait")
         call = _Call(lane, lambda: fn(*args), on_late)
         await self._attend(lane, call, self._op_timeout_s if timeout_s is None else timeout_s)
         match call.leave():
@@ -190,9 +192,9 @@ class DiskThreads:
                 return call.take()
             case _Stage.RUNNING:
                 self._blame(disk)
-                raise OSError(errno.EIO, f"disk {disk}: no answer in time")
+                raise OSError(late_errno, f"disk {disk}: no answer in time")
             case _:
-                raise OSError(errno.EIO, f"disk {disk}: no thread was free in time")
+                raise OSError(late_errno, f"disk {disk}: no thread was free in time")
 
     async def run_surely(self, disk: int | None, fn: Callable[[*Ts], object], *args: *Ts) -> None:
         """Run ``fn(*args)`` once, whatever happens; return when it did or the deadline is over.
@@ -223,6 +225,7 @@ class DiskThreads:
 
     def _blame(self, disk: int) -> None:
         if disk not in (MEMORY, EVERY):
+            log.warning("disk %d: a request outlived its deadline", disk)
             self._note_timeout(disk)
 
     async def _attend(self, lane: _Lane, call: _Call[Any], timeout_s: float) -> None:
