@@ -3,7 +3,8 @@
 Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
 ``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
 (directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number ->
-disk id, ``usage`` number -> (files, blocks), ``meta``.
+disk id, ``usage`` number -> (files, blocks), ``results`` ring slot -> request
+done, ``orphans`` id -> file without a name that is open, ``meta``.
 
 Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
 inside a transaction. Only one process opens a catalog.
@@ -28,11 +29,13 @@ from kvfuse.records import DirEntry, Node, State
 MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
-    b"usage", b"meta",
+    b"usage", b"meta", b"results", b"orphans",
 )  # fmt: skip
 _USAGE = struct.Struct("<qq")
 _CHORE_KEY = struct.Struct(">HQ")
 _U16 = struct.Struct(">H")
+_RESULT = struct.Struct("<QQQ")  # number, unique of a request, id of what it made
+RESULTS_MAX = 1 << 14  # far more than requests can be under way at once
 
 
 class Txn:
@@ -172,6 +175,20 @@ class Txn:
             found.append((number, unpack_chore(value)))
         return found
 
+    def highest_number(self) -> int:
+        """Return the highest id, intent or chore number in use."""
+        highest = 0
+        for table in (b"nodes", b"intents"):
+            cursor = self._txn.cursor(db=self._catalog.db[table])
+            if cursor.last():
+                highest = max(highest, records.unpack_id(cursor.key()))
+        cursor = self._txn.cursor(db=self._catalog.db[b"chores"])
+        for disk in self.disks():
+            found = cursor.set_range(_CHORE_KEY.pack(disk + 1, 0)) and cursor.prev()
+            if (found or cursor.last()) and _CHORE_KEY.unpack(cursor.key())[0] == disk:
+                highest = max(highest, _CHORE_KEY.unpack(cursor.key())[1])
+        return highest
+
     def xattr(self, node_id: int, name: bytes) -> bytes | None:
         """Return an extended attribute of a directory."""
         key = records.entry_key(node_id, name)
@@ -188,6 +205,24 @@ class Txn:
                     break
                 names.append(bytes(key[8:]))
         return names
+
+    def results(self) -> list[tuple[int, int, int]]:
+        """Return (number, unique, id made or 0) of the last requests that were done."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"results"])
+        return [_RESULT.unpack(value) for value in cursor.iternext(keys=False)]
+
+    def orphan(self, node_id: int) -> tuple[Node, bytes] | None:
+        """Return (record, file handle) of a file that lost its last name while it was open."""
+        value = self._txn.get(records.pack_id(node_id), db=self._catalog.db[b"orphans"])
+        if value is None:
+            return None
+        end = 1 + value[0]
+        return records.unpack_node(node_id, value[end:]), bytes(value[1:end])
+
+    def orphans(self) -> list[int]:
+        """Return the ids of all files without a name that were open."""
+        cursor = self._txn.cursor(db=self._catalog.db[b"orphans"])
+        return [records.unpack_id(key) for key in cursor.iternext(values=False)]
 
     # -- writes
 
@@ -280,6 +315,28 @@ class Txn:
     def drop_chore(self, disk: int, number: int) -> None:
         """The chore is done."""
         self._txn.delete(_CHORE_KEY.pack(disk, number), db=self._catalog.db[b"chores"])
+
+    def put_result(self, number: int, unique: int, node_id: int) -> None:
+        """Note, in the transaction that does it, that a request was done."""
+        self._txn.put(
+            _U16.pack(number % RESULTS_MAX),
+            _RESULT.pack(number, unique, node_id),
+            db=self._catalog.db[b"results"],
+        )
+
+    def put_orphan(self, node: Node, handle: bytes) -> None:
+        """Keep the record of a file that lost its last name while it is open."""
+        value = bytes((len(handle),)) + handle + records.pack_node(node)
+        self._txn.put(records.pack_id(node.id), value, db=self._catalog.db[b"orphans"])
+
+    def drop_orphan(self, node_id: int) -> None:
+        """Nobody has it open any more."""
+        self._txn.delete(records.pack_id(node_id), db=self._catalog.db[b"orphans"])
+
+    def forget_connection(self) -> None:
+        """Forget what belongs to the requests and handles of a mount that is gone."""
+        for table in (b"results", b"orphans"):
+            self._txn.drop(self._catalog.db[table], delete=False)
 
     def put_xattr(self, node_id: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute of a directory."""

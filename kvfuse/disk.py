@@ -12,6 +12,7 @@ import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from kvfuse import syscalls
 from kvfuse.root import NODE_FLAGS, OPEN_KEPT, Root
@@ -78,6 +79,16 @@ def _has_sys_admin() -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class DiskTraits:
+    """What was found out about a disk when it was opened."""
+
+    device: int
+    filesystem: str
+    use_openat2: bool
+    label_name: str
+
+
 class Disk(Root):
     """A directory that is one disk of a pool.
 
@@ -91,6 +102,22 @@ class Disk(Root):
         can = _probe_label(root_fd, LABEL_TRUSTED)
         is_trusted = _has_sys_admin() if can is None else can
         self.label_name = LABEL_TRUSTED if is_trusted else LABEL_USER
+
+    @classmethod
+    def known(cls, path: str, root_fd: int, traits: DiskTraits) -> Self:
+        """Take over the root of a disk whose *traits* are known; it may hang, and is not asked."""
+        disk = cls.__new__(cls)
+        disk._describe(
+            path, root_fd, device=traits.device, filesystem=traits.filesystem,
+            use_openat2=traits.use_openat2,
+        )  # fmt: skip
+        disk.label_name = traits.label_name
+        return disk
+
+    @property
+    def traits(self) -> DiskTraits:
+        """What :meth:`known` needs."""
+        return DiskTraits(self.device, self.filesystem, self.use_openat2, self.label_name)
 
     # -- directories ------------------------------------------------------------------------------
 

@@ -73,12 +73,18 @@ class Files:
         """Register the open that created *node*."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         file = self._state.handles.add(
-            node.id, node.disk, fd, writable=writable, reader=_reads(flags)
+            node.id,
+            node.disk,
+            fd,
+            writable=writable,
+            reader=_reads(flags),
+            unique=self._state.request.unique,
         )
         if writable:
             self._refresh(file)
         else:
-            self._settle(file.id, fd)
+            with self._state.locks.hold(("inode", node.id)):
+                self._settle(file.id, fd)
         return file.fh
 
     def _open_node(self, node: Node, *, writable: bool) -> int | None:
@@ -128,7 +134,12 @@ class Files:
             if flags & os.O_TRUNC:
                 os.ftruncate(fd, 0)
             file = self._state.handles.add(
-                node_id, inode.disk, fd, writable=writable, reader=_reads(flags)
+                node_id,
+                inode.disk,
+                fd,
+                writable=writable,
+                reader=_reads(flags),
+                unique=self._state.request.unique,
             )
         self._refresh(file)
         return file.fh
@@ -137,7 +148,9 @@ class Files:
         state = self._state
         disk = state.disk(node.disk)
         if not writable:
-            file = state.handles.add(node.id, node.disk, fd, writable=False, reader=True)
+            file = state.handles.add(
+                node.id, node.disk, fd, writable=False, reader=True, unique=state.request.unique
+            )
             self._catch_unlink(file, node)
             state.accesses.note(node.id, state.now_ns())
             return file.fh
@@ -145,7 +158,14 @@ class Files:
             self._take_back(disk, node, fd)
             if flags & os.O_TRUNC:
                 disk.truncate(fd, 0)
-            file = state.handles.add(node.id, node.disk, fd, writable=True, reader=_reads(flags))
+            file = state.handles.add(
+                node.id,
+                node.disk,
+                fd,
+                writable=True,
+                reader=_reads(flags),
+                unique=state.request.unique,
+            )
             self._refresh(file)
         self._catch_unlink(file, node)
         if file.reader:
@@ -172,17 +192,39 @@ class Files:
         if gone:
             inode = self._state.handles.inode(file.id)
             if inode is not None and inode.node is None:
-                self._state.handles.orphan(node._replace(nlink=0))
+                orphan = node._replace(nlink=0)
+                with self._state.catalog.write() as txn:
+                    namespace.keep_open(self._state, txn, orphan)
+                self._state.handles.orphan(orphan)
 
     def release(self, fh: int) -> None:
-        """Close a handle; the last writer's close finishes the file."""
-        file, inode = self._state.handles.remove(fh)
+        """Close a handle; the last writer's close finishes the file.
+
+        The file is finished first and forgotten then: a server that dies between is asked again.
+        """
+        state = self._state
+        file = state.handles.file(fh)
         try:
-            if file.writable and not inode.writers and inode.node is None:
-                with self._state.on(file.disk):
-                    self._settle(file.id, file.fd)
+            if not file.writable:
+                _, inode = state.handles.remove(fh)
+            else:
+                with state.locks.hold(("inode", file.id)):
+                    try:
+                        self._settle_last(file)
+                    finally:
+                        _, inode = state.handles.remove(fh)
         finally:
-            os.close(file.fd)
+            if file.fd >= 0:
+                os.close(file.fd)
+        if inode.node is not None and not inode.files and state.handles.outlives:
+            with state.catalog.write() as txn:
+                txn.drop_orphan(file.id)
+
+    def _settle_last(self, file: OpenFile) -> None:
+        inode = self._state.handles.inode(file.id)
+        if inode is not None and inode.writers == 1 and inode.node is None and file.fd >= 0:
+            with self._state.on(file.disk):
+                self._settle(file.id, file.fd)
 
     def flush(self, fh: int) -> None:
         """One descriptor of the open was closed: make the record right for a later stat."""
@@ -191,24 +233,20 @@ class Files:
             self._refresh(file)
 
     def _settle(self, node_id: int, fd: int) -> None:
-        """Take a pending file without writers as complete."""
+        """Take a pending file without writers as complete; the caller holds its inode's lock."""
         state = self._state
-        with state.locks.hold(("inode", node_id)):
-            inode = state.handles.inode(node_id)
-            if inode is not None and inode.writers:
-                return
-            with state.catalog.read() as txn:
-                node = txn.node(node_id)
-            if node is None:
-                return
-            found = os.fstat(fd)
-            generation = state.generation(node.generation)
-            state.disk(node.disk).write_label(fd, _label(node, generation, 0))
-            with state.catalog.write() as txn:
-                now = txn.node(node_id)
-                if now is not None:
-                    done = _with_stat(now, found)
-                    txn.put_node(done._replace(state=State.COMMITTED, generation=generation), now)
+        with state.catalog.read() as txn:
+            node = txn.node(node_id)
+        if node is None:
+            return
+        found = os.fstat(fd)
+        generation = state.generation(node.generation)
+        state.disk(node.disk).write_label(fd, _label(node, generation, 0))
+        with state.catalog.write() as txn:
+            now = txn.node(node_id)
+            if now is not None:
+                done = _with_stat(now, found)
+                txn.put_node(done._replace(state=State.COMMITTED, generation=generation), now)
 
     # -- bytes
 

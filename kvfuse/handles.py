@@ -5,10 +5,12 @@ a handle while another thread releases it is a bug of the driver (the kernel rel
 """
 
 import errno
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
 
+from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.records import Node
 
 
@@ -45,30 +47,57 @@ class OpenInode:
 
 
 class Handles:
-    """All open files of the pool."""
+    """All open files of the pool.
 
-    def __init__(self) -> None:
+    With a *table* they outlive this process: see :mod:`kvfuse.handletable`.
+    """
+
+    def __init__(self, table: HandleTable | None = None) -> None:
         self._mutex = threading.Lock()
         self._files: dict[int, OpenFile] = {}
         self._inodes: dict[int, OpenInode] = {}
-        self._next = 1
+        self._numbers = itertools.count(1)
+        self._table = table
 
     def __len__(self) -> int:
         """Return how many files are open."""
         return len(self._files)
 
-    def add(self, node_id: int, disk: int, fd: int, *, writable: bool, reader: bool) -> OpenFile:
-        """Register an open; takes over *fd*."""
+    @property
+    def outlives(self) -> bool:
+        """Whether open files outlive this process."""
+        return self._table is not None
+
+    def add(
+        self, node_id: int, disk: int, fd: int, *, writable: bool, reader: bool, unique: int = 0
+    ) -> OpenFile:
+        """Register an open by the request *unique*; takes over *fd*.
+
+        Raises:
+            OSError: ENFILE when too many files are open.
+        """
+        if self._table is None:
+            fh = next(self._numbers)
+        else:
+            fh = self._table.add(node_id, disk, unique, writable=writable, reader=reader)
         with self._mutex:
-            file = OpenFile(self._next, node_id, disk, fd, writable, reader)
-            self._next += 1
-            inode = self._inodes.get(node_id)
-            if inode is None:
-                inode = self._inodes[node_id] = OpenInode(node_id, disk)
-            inode.files[file.fh] = file
-            inode.writers += writable
-            self._files[file.fh] = file
-            return file
+            return self._insert(OpenFile(fh, node_id, disk, fd, writable, reader))
+
+    def restore(self, slot: OpenSlot, fd: int, node: Node | None) -> None:
+        """Take over an open of the server before; *node* is its record if it has no name."""
+        file = OpenFile(slot.fh, slot.id, slot.disk, fd, slot.writable, slot.reader)
+        with self._mutex:
+            self._insert(file)
+            self._inodes[slot.id].node = node
+
+    def _insert(self, file: OpenFile) -> OpenFile:
+        inode = self._inodes.get(file.id)
+        if inode is None:
+            inode = self._inodes[file.id] = OpenInode(file.id, file.disk)
+        inode.files[file.fh] = file
+        inode.writers += file.writable
+        self._files[file.fh] = file
+        return file
 
     def file(self, fh: int) -> OpenFile:
         """Return an open file.
@@ -95,7 +124,7 @@ class Handles:
             return True
 
     def remove(self, fh: int) -> tuple[OpenFile, OpenInode]:
-        """Forget an open; the caller closes its descriptor.
+        """Forget an open; the caller closes its descriptor, and frees its number at last.
 
         Raises:
             OSError: EBADF when there is no such handle.
@@ -109,7 +138,19 @@ class Handles:
             inode.writers -= file.writable
             if not inode.files:
                 del self._inodes[file.id]
+            if self._table is not None:
+                self._table.closing(fh)
             return file, inode
+
+    def free(self, fh: int) -> None:
+        """Nothing of a removed open is left anywhere: its number's slot may be used again."""
+        if self._table is not None:
+            self._table.free(fh)
+
+    def note_backing(self, fh: int, backing_id: int) -> None:
+        """Note what the kernel calls the file behind an open."""
+        if self._table is not None:
+            self._table.note_backing(fh, backing_id)
 
     def all(self) -> list[OpenFile]:
         """Return every open file."""

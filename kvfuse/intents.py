@@ -2,7 +2,8 @@
 
 An *intent* is written before a step on a disk that a crash could separate from its record; recovery
 finds it and decides by inode identity whether the step happened. A *chore* is work that is already
-decided and only has to be done on one disk, in order, now or when the disk is back.
+decided and only has to be done on one disk, in order, now or when the disk is back. *unique* names
+the request of the client, if a driver gave it: recovery then knows which request was done.
 """
 
 import msgspec
@@ -15,6 +16,7 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     id: int
     parent: int
     name: bytes
+    unique: int = 0
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -28,6 +30,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     name: bytes
     new_parent: int
     new_name: bytes
+    unique: int = 0
 
 
 class Swap(msgspec.Struct, frozen=True, array_like=True, tag="s"):
@@ -41,6 +44,7 @@ class Swap(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     other_ino: int
     other_parent: int
     other_name: bytes
+    unique: int = 0
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag="l"):
@@ -51,6 +55,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     ino: int
     parent: int
     name: bytes
+    unique: int = 0
 
 
 class Unlink(msgspec.Struct, frozen=True, array_like=True, tag="u"):

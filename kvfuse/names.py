@@ -113,7 +113,7 @@ class Names:
 
     def _create_on(self, node: Node) -> tuple[Node, int]:
         state = self._state
-        number = self._say(Create(node.disk, node.id, node.parent, node.name))
+        number = self._say(Create(node.disk, node.id, node.parent, node.name, state.request.unique))
         fd = -1
         try:
             with state.on(node.disk) as carriers:
@@ -141,7 +141,7 @@ class Names:
 
     def _symlink_on(self, node: Node, target: bytes) -> Node:
         state = self._state
-        number = self._say(Create(node.disk, node.id, node.parent, node.name))
+        number = self._say(Create(node.disk, node.id, node.parent, node.name, state.request.unique))
         done = False
         try:
             with state.on(node.disk) as carriers:
@@ -184,6 +184,7 @@ class Names:
             namespace.put_name(self._state, txn, node, node.id)
             txn.put_node(node, None)
             self._state.touch_dir(txn, node.parent, node.ctime_ns)
+            self._state.done(txn, node.id)
             txn.drop_intent(intent)
 
     def _undo(self, node: Node, intent: int, *, made: bool) -> None:
@@ -223,6 +224,8 @@ class Names:
                     now = txn.node(node.id) or node
                     left, number = namespace.drop_name(state, txn, parent, name, now)
                     state.touch_dir(txn, parent, left.ctime_ns)
+                    namespace.keep_open(state, txn, left)
+                    state.done(txn, 0)
                 if left.nlink == 0:
                     state.handles.orphan(left)
             self.finish_unlink(left, parent, name, number)
@@ -274,7 +277,7 @@ class Names:
     def _link(self, node: Node, parent: int, name: bytes) -> Node | None:
         """Link *node* as (parent, name); None when it has been renamed since it was read."""
         state = self._state
-        number = self._say(Link(node.disk, node.id, node.ino, parent, name))
+        number = self._say(Link(node.disk, node.id, node.ino, parent, name, state.request.unique))
         done = False
         try:
             with state.on(node.disk) as carriers:
@@ -297,6 +300,7 @@ class Names:
                 txn.put_link(node.id, parent, name)
                 txn.put_entry(parent, name, linked, state.next_id())
                 state.touch_dir(txn, parent, linked.ctime_ns)
+                state.done(txn, node.id)
                 txn.drop_intent(number)
         except FileNotFoundError:
             self._drop_intent(number)
@@ -325,6 +329,7 @@ class Names:
             namespace.put_name(state, txn, node, node.id)
             txn.put_node(node, None)
             state.touch_dir(txn, parent, node.ctime_ns)
+            state.done(txn, node.id)
             return node
 
     def rmdir(self, parent: int, name: bytes) -> None:
@@ -346,6 +351,7 @@ class Names:
                 raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             disks = namespace.drop_dir(state, txn, parent, name, node)
             state.touch_dir(txn, parent, state.now_ns())
+            state.done(txn, 0)
         state.forget_dir(node.id)
         state.wake(disks)
 

@@ -94,6 +94,18 @@ def drop_file(state: PoolState, txn: Txn, node: Node) -> None:
         drop_name(state, txn, parent, name, left)
 
 
+def keep_open(state: PoolState, txn: Txn, node: Node) -> None:
+    """Keep the record of a file that has just lost its last name while it is open.
+
+    With its file handle: the next server could not find it otherwise.
+    """
+    inode = state.handles.inode(node.id)
+    if node.nlink or inode is None or not state.handles.outlives:
+        return
+    handle = state.carriers[node.disk].disk.handle(inode.any_fd())
+    txn.put_orphan(node, handle or b"")
+
+
 def drop_dir(state: PoolState, txn: Txn, parent: int, name: bytes, node: Node) -> list[int]:
     """Forget an empty directory and return the disks that get a chore for it.
 

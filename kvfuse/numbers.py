@@ -10,14 +10,14 @@ from kvfuse.catalog import Catalog
 class Numbers:
     """The supply of numbers of one mounted pool; thread-safe.
 
-    Both kinds start above the clock and above the floor that the catalog remembers: the floor
+    Both kinds start above the clock and above what the catalog knows to have been given: that
     covers a clock that went back, the clock a catalog that was lost. Nobody makes a thousand
     million files a second, so the clock stays ahead of the ids.
     """
 
     def __init__(self, catalog: Catalog, floor: int = 0) -> None:
         with catalog.read() as txn:
-            floor = max(floor, int(txn.meta(b"floor") or 0))
+            floor = max(floor, int(txn.meta(b"floor") or 0), txn.highest_number())
         self._mutex = threading.Lock()
         self._last_generation = max(floor, time.time_ns())
         self._ids = itertools.count(self._last_generation)

@@ -20,14 +20,17 @@ from pathlib import Path
 from kvfuse import durability
 from kvfuse.attributes import AttrChanges, Attributes
 from kvfuse.bringup import Brought, bring_up
+from kvfuse.catalog import Catalog
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet
 from kvfuse.files import Files
+from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.names import Names
 from kvfuse.records import NO_DISK, DirEntry
 from kvfuse.recovery import recover
 from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfuse.report import Report, StatFs
+from kvfuse.resume import restore_handles, write_facts
 from kvfuse.state import PoolState, Rules
 from kvfuse.upkeep import Upkeep
 
@@ -43,7 +46,15 @@ _STOP_TIMEOUT_S = 10.0
 class Pool:
     """A mounted pool. Most verbs are those of the parts it is made of."""
 
-    def __init__(self, state: PoolState, disks: DiskSet, brought: Brought, snapshot: Path) -> None:
+    def __init__(
+        self,
+        state: PoolState,
+        disks: DiskSet,
+        brought: Brought,
+        snapshot: Path,
+        opens: dict[int, list[OpenSlot]],
+    ) -> None:
+        self.opens = opens  # taken over from the server before, by id
         self._state = state
         self._disks = disks
         self._snapshot = snapshot
@@ -81,6 +92,8 @@ class Pool:
         self.status = report.status
         self.locate = report.locate
         self.note_timeout = state.note_timeout
+        self.request = state.request
+        self.handles = state.handles
         self._upkeep.start()
 
     # -- reading
@@ -179,6 +192,10 @@ class Pool:
         """Return the number of the disk of an open file."""
         return self._state.handles.file(fh).disk
 
+    def result(self, unique: int) -> int | None:
+        """Return the id a request of the server before made (0: none), None if it was not done."""
+        return self._state.results.get(unique)
+
     def data_in_kernel(self, *, on: bool) -> None:
         """Tell the pool that writes pass it by: sizes are then asked of the disk."""
         self._state.data_in_kernel = on
@@ -220,35 +237,72 @@ class Pool:
 
 
 def open_pool(
-    config: Config, disks: DiskSet, *, progress: Callable[[str], None] = lambda _text: None
+    config: Config,
+    disks: DiskSet,
+    *,
+    progress: Callable[[str], None] = lambda _text: None,
+    outlives: bool = False,
+    resume: bool = False,
 ) -> Pool:
     """Return the pool of *disks*: its catalog found or rebuilt, what was begun before finished.
 
-    *progress* is told, about twice a second, how far a scan is.
+    *progress* is told, about twice a second, how far a scan is. With *outlives* open files are kept
+    where the next server finds them; with *resume* this is the next server.
+
+    Raises:
+        CatalogDamagedError: with *resume*, the catalog of the mount cannot be read.
     """
-    live = Path(config.pool.run_dir) / disks.pool_id / "catalog"
+    run_dir = Path(config.pool.run_dir) / disks.pool_id
     snapshot = Path(config.pool.state_dir) / disks.pool_id / "catalog"
     snapshot.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    brought = bring_up(disks, live, snapshot, progress)
-    rules = Rules(
+    if resume:
+        brought = Brought(Catalog(run_dir / "catalog"), {}, 0.0)
+    else:
+        brought = bring_up(disks, run_dir / "catalog", snapshot, progress)
+        with brought.catalog.write() as txn:
+            txn.forget_connection()
+    table = HandleTable(run_dir / "handles", resume=resume) if outlives or resume else None
+    state = PoolState(
+        brought.catalog,
+        disks.slots,
+        disks.topology.members,
+        _rules(config),
+        carriers_max=_carriers_max(len(disks.slots)),
+        table=table,
+    )
+    opens: dict[int, list[OpenSlot]] = {}
+    if resume:
+        assert table is not None, "made above"
+        opens = restore_handles(state, table)
+        recover(state, resume=True)
+    else:
+        recover(state)
+        _vouch(state)
+        write_facts(disks, run_dir)
+    return Pool(state, disks, brought, snapshot, opens)
+
+
+def _rules(config: Config) -> Rules:
+    return Rules(
         policy=config.pool.placement,
         temp_dirs=config.pool.routing_dirs(),
         temp_patterns=config.pool.routing_patterns(),
         reserve_bytes=config.space.reserve.of,
         op_timeout_s=config.health.op_timeout,
     )
+
+
+def _carriers_max(disks: int) -> int:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    cached = max(16, min(4096, descriptors // _CARRIERS_SHARE // max(1, len(disks.slots))))
-    state = PoolState(
-        brought.catalog, disks.slots, disks.topology.members, rules, carriers_max=cached
-    )
-    recover(state)
+    return max(16, min(4096, descriptors // _CARRIERS_SHARE // max(1, disks)))
+
+
+def _vouch(state: PoolState) -> None:
+    """Note on each disk that from now on this boot's page cache has what was written."""
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
             try:
-                # From now on this boot vouches for the page cache.
                 durability.sync(carriers.disk, state.numbers.last_generation())
             except OSError as exc:
                 _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
                 state.note_error(number, exc.errno or errno.EIO)
-    return Pool(state, disks, brought, snapshot)

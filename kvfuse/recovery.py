@@ -1,6 +1,6 @@
 """What a daemon finishes that the one before it began.
 
-Nobody has a file of the pool open when this runs. Each intent is decided by inode identity: the
+No request is under way when this runs. Each intent is decided by inode identity: the
 step on the disk happened, or it did not. What was being written is torn, and goes. An intent of a
 disk that is away waits for it.
 """
@@ -20,17 +20,26 @@ from kvfuse.state import PoolState
 _log = logging.getLogger(__name__)
 
 
-def recover(state: PoolState) -> None:
-    """Finish intents, drop torn files, do the backlogs; a disk that fails is noted and left."""
-    with state.catalog.read() as txn:
-        intents = txn.intents()
-    for number, intent in intents:
-        _finish(state, number, intent)
-    _drop_torn(state)
+def recover(state: PoolState, *, resume: bool = False) -> None:
+    """Finish intents, drop torn files, do the backlogs; a disk that fails is noted and left.
+
+    With *resume* the mount goes on: clients still have files open, and what they write is not torn.
+    """
+    finish_intents(state)
+    if not resume:
+        _drop_torn(state)
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
             with contextlib.suppress(OSError), state.on(number):
                 carriers.drain()
+
+
+def finish_intents(state: PoolState) -> None:
+    """Decide every intent whose disks can be asked."""
+    with state.catalog.read() as txn:
+        intents = txn.intents()
+    for number, intent in intents:
+        _finish(state, number, intent)
 
 
 def _finish(state: PoolState, number: int, intent: Intent) -> None:
@@ -93,13 +102,18 @@ def _finish_move(state: PoolState, carriers: Carriers, intent: Move, number: int
         entry = txn.entry(intent.parent, intent.name)
         if source is None or entry is None:
             return
-        replace_target(state, txn, intent)
+        losers = replace_target(state, txn, intent)
+        for loser, _ in losers:
+            namespace.keep_open(state, txn, loser)
+            if loser.nlink == 0:
+                state.handles.orphan(loser)
         moved = move_name(txn, source, entry[1], intent)
         moved = moved._replace(
             size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
             generation=intent.generation, state=State.PENDING if pending else State.COMMITTED,
         )  # fmt: skip
         txn.put_node(moved, source)
+        state.done(txn, 0, intent.unique)
         txn.drop_intent(number)
 
 
@@ -117,6 +131,7 @@ def _finish_swap(state: PoolState, carriers: Carriers, intent: Swap, number: int
         swap_names(
             state, txn, (intent.parent, intent.name), (intent.other_parent, intent.other_name)
         )
+        state.done(txn, 0, intent.unique)
         txn.drop_intent(number)
 
 
@@ -132,6 +147,7 @@ def _finish_link(state: PoolState, carriers: Carriers, intent: Link, number: int
         txn.put_node(linked, node)
         txn.put_link(node.id, intent.parent, intent.name)
         txn.put_entry(intent.parent, intent.name, linked, state.next_id())
+        state.done(txn, node.id, intent.unique)
         txn.drop_intent(number)
 
 

@@ -117,7 +117,9 @@ class Renames:
         open_inode = state.handles.inode(source.id)
         pending = open_inode is not None and open_inode.writers > 0
         generation = state.generation(target.generation if target is not None else 0)
-        intent = Move(source.disk, source.id, source.ino, generation, *old, *new)
+        intent = Move(
+            source.disk, source.id, source.ino, generation, *old, *new, state.request.unique
+        )
         number = state.next_id()
         with state.on(source.disk) as carriers:
             # Both carriers first: they may need room, and nothing has been said yet.
@@ -197,6 +199,9 @@ class Renames:
             txn.put_node(moved, source)
             for directory in {intent.parent, intent.new_parent}:
                 state.touch_dir(txn, directory, moved.ctime_ns)
+            for loser, _ in losers:
+                namespace.keep_open(state, txn, loser)
+            state.done(txn, 0)
             txn.drop_intent(number)
         return losers
 
@@ -227,6 +232,7 @@ class Renames:
             txn.put_entry(*new, moved, entry[1])
             for directory in {old[0], new[0]}:
                 state.touch_dir(txn, directory, moved.ctime_ns)
+            state.done(txn, 0)
         state.forget_paths()
         if target is not None:
             state.forget_dir(target.id)
@@ -278,13 +284,16 @@ class Renames:
                 chore = SwapPaths(path, a[2].id, other, b[2].id)
                 txn.put_chore(number, state.next_id(), chore)
             swap_names(state, txn, a[:2], b[:2])
+            state.done(txn, 0)
         return [number for number in numbers if number in state.carriers]
 
     def _exchange_files(self, a: tuple[int, bytes, Node], b: tuple[int, bytes, Node]) -> None:
         """Swap two files, each on its own disk."""
         state = self._state
         number = state.next_id()
-        intent = Swap(a[2].disk, a[2].ino, *a[:2], b[2].disk, b[2].ino, *b[:2])
+        intent = Swap(
+            a[2].disk, a[2].ino, *a[:2], b[2].disk, b[2].ino, *b[:2], state.request.unique
+        )
         with state.on(a[2].disk) as first, state.on(b[2].disk) as second:
             first.make(a[0]), first.make(b[0]), second.make(a[0]), second.make(b[0])
             with state.catalog.write() as txn:
@@ -292,6 +301,7 @@ class Renames:
             exchange_on_disks(first, second, intent)
         with state.catalog.write() as txn:
             swap_names(state, txn, a[:2], b[:2])
+            state.done(txn, 0)
             txn.drop_intent(number)
         for place, node in ((b[:2], a[2]), (a[:2], b[2])):
             self._relabel(node, place)

@@ -49,11 +49,23 @@ class Root:
 
     def __init__(self, path: str, root_fd: int, *, use_openat2: bool = True) -> None:
         """Take over *root_fd*, a readable descriptor of the directory *path*."""
+        magic = syscalls.filesystem_magic(root_fd)
+        self._describe(
+            path,
+            root_fd,
+            device=os.fstat(root_fd).st_dev,
+            filesystem=_FILESYSTEMS.get(magic, f"{magic:#x}"),
+            use_openat2=use_openat2,
+        )
+
+    def _describe(
+        self, path: str, root_fd: int, *, device: int, filesystem: str, use_openat2: bool
+    ) -> None:
+        """Set what is constant, asking the disk for nothing."""
         self.path = path
         self.root_fd = root_fd
-        self.device = os.fstat(root_fd).st_dev
-        magic = syscalls.filesystem_magic(root_fd)
-        self.filesystem = _FILESYSTEMS.get(magic, f"{magic:#x}")
+        self.device = device
+        self.filesystem = filesystem
         self.use_openat2 = use_openat2
         # btrfs subvolumes are no mounts, so RESOLVE_NO_XDEV lets them through
         self._check_dir_device = self.filesystem == "btrfs" or not use_openat2

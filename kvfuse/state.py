@@ -5,6 +5,7 @@ catalog's writer; a disk's carrier mutex is taken with names or inode held, neve
 """
 
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -20,6 +21,7 @@ from kvfuse.catalog import Catalog, Txn
 from kvfuse.disk import Disk
 from kvfuse.diskset import Slot
 from kvfuse.handles import Handles
+from kvfuse.handletable import HandleTable
 from kvfuse.health import fault_of
 from kvfuse.locks import KeyedLocks
 from kvfuse.numbers import Numbers
@@ -54,6 +56,7 @@ class PoolState:
         rules: Rules,
         *,
         carriers_max: int = 2048,
+        table: HandleTable | None = None,
     ) -> None:
         self.catalog = catalog
         self.slots = {slot.number: slot for slot in slots}
@@ -61,7 +64,7 @@ class PoolState:
         self.members = tuple(members)
         self.rules = rules
         self.locks = KeyedLocks(timeout_s=rules.op_timeout_s)
-        self.handles = Handles()
+        self.handles = Handles(table)
         self.accesses = Accesses(catalog)
         self.carriers = {
             slot.number: Carriers(
@@ -73,6 +76,11 @@ class PoolState:
         }  # fmt: skip
         self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
         self.work = {number: threading.Event() for number in self.carriers}  # backlog to look at
+        self.request = Request()
+        with catalog.read() as txn:
+            done = txn.results()
+        self.results = {unique: node_id for _, unique, node_id in done}
+        self._result_numbers = itertools.count(max((r[0] for r in done), default=-1) + 1)
         self._paths: dict[int, bytes] = {}
         self._room: dict[int, tuple[float, bool]] = {}
         self.numbers = Numbers(catalog)
@@ -213,12 +221,30 @@ class PoolState:
         if node is not None:
             txn.put_node(node._replace(mtime_ns=now_ns, ctime_ns=now_ns), node)
 
+    def done(self, txn: Txn, node_id: int, unique: int | None = None) -> None:
+        """Note in *txn* that the request under way is done by it: it is not done again.
+
+        *node_id* is what it made, 0 for nothing.
+        """
+        if unique is None:
+            unique = self.request.unique
+        else:  # from recovery: the request itself may be about to be sent again
+            self.results[unique] = node_id
+        if unique:
+            txn.put_result(next(self._result_numbers), unique, node_id)
+
     def wake(self, numbers: Sequence[int]) -> None:
         """Tell the upkeep of these disks that there are chores."""
         for number in numbers:
             event = self.work.get(number)
             if event is not None:
                 event.set()
+
+
+class Request(threading.local):
+    """The request of a client that this thread works on, where the driver names it."""
+
+    unique = 0
 
 
 class Touch:
