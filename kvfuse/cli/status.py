@@ -66,7 +66,7 @@ def _show_pool(status: dict[str, Any]) -> None:
         f"{pool['placement']}, driver {pool['driver']} ({passthrough}), kvfuse {pool['version']}"
     )
     if pool.get("driver_reason"):
-        say(f"  {pool['driver_reason']}")
+        say(f"  driver {pool['driver']}: {pool['driver_reason']}")
     say(
         f"  space: {human_bytes(space['used_bytes'])} used of "
         f"{human_bytes(space['capacity_bytes'])}, "
