@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvfuse import durability
@@ -31,7 +31,7 @@ from kvfuse.recovery import recover
 from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfuse.report import Report, StatFs
 from kvfuse.resume import restore_handles, write_facts
-from kvfuse.state import PoolState, Rules
+from kvfuse.state import Outliving, PoolState, Rules
 from kvfuse.upkeep import Upkeep
 
 __all__ = [
@@ -243,11 +243,13 @@ def open_pool(
     progress: Callable[[str], None] = lambda _text: None,
     outlives: bool = False,
     resume: bool = False,
+    stuck_pids: Sequence[int] = (),
 ) -> Pool:
     """Return the pool of *disks*: its catalog found or rebuilt, what was begun before finished.
 
     *progress* is told, about twice a second, how far a scan is. With *outlives* open files are kept
-    where the next server finds them; with *resume* this is the next server.
+    where the next server finds them; with *resume* this is the next server, and threads of
+    *stuck_pids* still hang inside system calls of the one before.
 
     Raises:
         CatalogDamagedError: with *resume*, the catalog of the mount cannot be read.
@@ -268,8 +270,9 @@ def open_pool(
         disks.topology.members,
         _rules(config),
         carriers_max=_carriers_max(len(disks.slots)),
-        table=table,
+        outliving=None if table is None else Outliving(table, run_dir / "inflight"),
     )
+    state.stuck_pids = list(stuck_pids)
     opens: dict[int, list[OpenSlot]] = {}
     if resume:
         assert table is not None, "made above"

@@ -15,6 +15,7 @@ from kvfuse.carriers import Carriers
 from kvfuse.intents import Create, Intent, Link, Move, Swap
 from kvfuse.records import State
 from kvfuse.renames import exchange_on_disks, move_name, replace_target, swap_names
+from kvfuse.resume import reopen_lost
 from kvfuse.state import PoolState
 
 _log = logging.getLogger(__name__)
@@ -34,17 +35,39 @@ def recover(state: PoolState, *, resume: bool = False) -> None:
                 carriers.drain()
 
 
-def finish_intents(state: PoolState) -> None:
-    """Decide every intent whose disks can be asked."""
+def finish_intents(state: PoolState, only_disk: int | None = None) -> None:
+    """Decide every intent whose disks can be asked, or those of one disk.
+
+    No request may be under way on the disks in question.
+    """
     with state.catalog.read() as txn:
         intents = txn.intents()
     for number, intent in intents:
-        _finish(state, number, intent)
+        if only_disk is None or only_disk in _disks_of(intent):
+            _finish(state, number, intent)
+
+
+def readmit(state: PoolState, number: int) -> None:
+    """Take a fenced disk back when no call hangs on it any more.
+
+    Raises:
+        OSError: it failed again.
+    """
+    finish_intents(state, only_disk=number)
+    state.carriers[number].drain()
+    for file in state.handles.all():
+        if file.disk == number and file.fd < 0:
+            reopen_lost(state, file)
+    state.change_health(number, lambda health, now_s: health.on_unstuck(now_s=now_s))
+    state.change_health(number, lambda health, now_s: health.registered(now_s=now_s))
+
+
+def _disks_of(intent: Intent) -> set[int]:
+    return {intent.disk, intent.other_disk} if isinstance(intent, Swap) else {intent.disk}
 
 
 def _finish(state: PoolState, number: int, intent: Intent) -> None:
-    disks = {intent.disk, intent.other_disk} if isinstance(intent, Swap) else {intent.disk}
-    if not all(disk in state.carriers and state.slots[disk].health.writable for disk in disks):
+    if not all(_may_ask(state, disk) for disk in _disks_of(intent)):
         return
     carriers = state.carriers[intent.disk]
     try:
@@ -63,6 +86,14 @@ def _finish(state: PoolState, number: int, intent: Intent) -> None:
         return
     with state.catalog.write() as txn:
         txn.drop_intent(number)
+
+
+def _may_ask(state: PoolState, disk: int) -> bool:
+    """Whether a disk is there and takes changes, or is about to be taken back."""
+    slot = state.slots.get(disk)
+    if slot is None or slot.disk is None:
+        return False
+    return slot.health.writable or (slot.health.is_stuck and disk not in state.inflight.busy())
 
 
 def _found(carriers: Carriers, parent: int, name: bytes) -> os.stat_result | None:

@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from kvfuse.errors import KvfuseError
 from kvfuse.handles import OpenFile
 from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.health import Health
+from kvfuse.inflight import stuck_disks
 from kvfuse.records import Node
 from kvfuse.state import PoolState
 from kvfuse.topology import Topology
@@ -102,17 +104,18 @@ def read_facts(run_dir: Path) -> MountFacts:
     return facts
 
 
-def resume_disks(run_dir: Path, fds: dict[str, int], *, hung: bool) -> DiskSet:
+def resume_disks(run_dir: Path, fds: dict[str, int], stuck_pids: Sequence[int] = ()) -> DiskSet:
     """Return the disks of the mount whose facts lie in *run_dir*, over kept descriptors.
 
-    *hung* says that threads of an old server are still inside system calls: each disk is then
-    probed before it is used.
+    Threads of *stuck_pids* are still inside system calls of the server before: the disks they hang
+    on, and others that do not answer, come up fenced. To be called before the pool is opened.
 
     Raises:
         KvfuseError: the facts are missing or of another format.
     """
     facts = read_facts(run_dir)
-    slots = [_slot(found, fds, hung=hung) for found in facts.slots]
+    stuck = stuck_disks(run_dir / "inflight", list(stuck_pids))
+    slots = [_slot(found, fds, stuck=stuck, asks=bool(stuck_pids)) for found in facts.slots]
     return DiskSet(
         pool_id=facts.pool_id,
         topology=Topology.from_json(facts.topology),
@@ -123,7 +126,7 @@ def resume_disks(run_dir: Path, fds: dict[str, int], *, hung: bool) -> DiskSet:
     )
 
 
-def _slot(facts: _SlotFacts, fds: dict[str, int], *, hung: bool) -> Slot:
+def _slot(facts: _SlotFacts, fds: dict[str, int], *, stuck: set[int], asks: bool) -> Slot:
     now_s = time.monotonic()
     fd = fds.get(f"{ROOT_FD}{facts.disk_id}")
     disk: Disk | None = None
@@ -131,7 +134,7 @@ def _slot(facts: _SlotFacts, fds: dict[str, int], *, hung: bool) -> Slot:
     if fd is not None and facts.traits is not None:
         disk = Disk.known(facts.path, fd, facts.traits)
         health = Health.healthy(now_s=now_s, read_only=not facts.writable)
-        if hung and not answers(disk):
+        if facts.number in stuck or (asks and not answers(disk)):
             health = health.on_timeout(now_s=now_s, what="a request of the server before")
     return Slot(
         number=facts.number, disk_id=facts.disk_id, path=facts.path, weight=facts.weight,

@@ -6,12 +6,14 @@ catalog's writer; a disk's carrier mutex is taken with names or inode held, neve
 
 import errno
 import itertools
+import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from kvfuse import placement, records
@@ -22,12 +24,15 @@ from kvfuse.disk import Disk
 from kvfuse.diskset import Slot
 from kvfuse.handles import Handles
 from kvfuse.handletable import HandleTable
-from kvfuse.health import fault_of
+from kvfuse.health import Health, fault_of
+from kvfuse.inflight import Inflight
 from kvfuse.locks import KeyedLocks
 from kvfuse.numbers import Numbers
 from kvfuse.records import Node
 from kvfuse.routing import TempPattern, routing_name
 from kvfuse.topology import Member
+
+_log = logging.getLogger(__name__)
 
 _PATHS_MAX = 65536
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
@@ -45,6 +50,14 @@ class Rules:
     op_timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Outliving:
+    """What of this process the next server finds: its open files, and where its threads are."""
+
+    table: HandleTable
+    inflight: Path
+
+
 class PoolState:
     """The shared state of one mounted pool."""
 
@@ -56,7 +69,7 @@ class PoolState:
         rules: Rules,
         *,
         carriers_max: int = 2048,
-        table: HandleTable | None = None,
+        outliving: Outliving | None = None,
     ) -> None:
         self.catalog = catalog
         self.slots = {slot.number: slot for slot in slots}
@@ -64,7 +77,7 @@ class PoolState:
         self.members = tuple(members)
         self.rules = rules
         self.locks = KeyedLocks(timeout_s=rules.op_timeout_s)
-        self.handles = Handles(table)
+        self.handles = Handles(None if outliving is None else outliving.table)
         self.accesses = Accesses(catalog)
         self.carriers = {
             slot.number: Carriers(
@@ -76,12 +89,15 @@ class PoolState:
         }  # fmt: skip
         self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
         self.work = {number: threading.Event() for number in self.carriers}  # backlog to look at
+        self.inflight = Inflight(None if outliving is None else outliving.inflight)
+        self.stuck_pids: list[int] = []  # servers of before that have not died yet
         self.request = Request()
         with catalog.read() as txn:
             done = txn.results()
         self.results = {unique: node_id for _, unique, node_id in done}
         self._result_numbers = itertools.count(max((r[0] for r in done), default=-1) + 1)
         self._paths: dict[int, bytes] = {}
+        self._health_mutex = threading.Lock()
         self._room: dict[int, tuple[float, bool]] = {}
         self.numbers = Numbers(catalog)
         self.next_id = self.numbers.next_id
@@ -122,13 +138,24 @@ class PoolState:
 
     def note_error(self, number: int, code: int) -> None:
         """Let the health of a disk learn from an errno."""
-        slot = self.slots[number]
-        slot.health = slot.health.on_error(code, now_s=time.monotonic())
+        self.change_health(number, lambda health, now_s: health.on_error(code, now_s=now_s))
 
     def note_timeout(self, number: int) -> None:
-        """A request on the disk outlived its deadline."""
+        """A request on the disk outlived its deadline: it is fenced until no call hangs on it."""
+        self.change_health(number, lambda health, now_s: health.on_timeout(now_s=now_s))
+        self.wake([number])
+
+    def change_health(self, number: int, change: Callable[[Health, float], Health]) -> None:
+        """Set the health of a disk to ``change(health, now)``, and log a new state once."""
         slot = self.slots[number]
-        slot.health = slot.health.on_timeout(now_s=time.monotonic())
+        with self._health_mutex:
+            before = slot.health
+            slot.health = change(before, time.monotonic())
+        if slot.health.state is not before.state:
+            _log.warning(
+                "disk %s: %s -> %s (%s)",
+                slot.path, before.state, slot.health.state, slot.health.reason,
+            )  # fmt: skip
 
     # -- placement
 
@@ -174,9 +201,12 @@ class PoolState:
         )
         self._room[slot.number] = (now_s, room)
         if room and slot.health.is_full:
-            slot.health = slot.health.on_room(now_s=now_s)
+            self.change_health(slot.number, lambda health, at_s: health.on_room(now_s=at_s))
         elif not room and not slot.health.is_full:
-            slot.health = slot.health.on_full(now_s=now_s, reason="down to the reserve")
+            self.change_health(
+                slot.number,
+                lambda health, at_s: health.on_full(now_s=at_s, reason="down to the reserve"),
+            )
         return room
 
     # -- paths
@@ -250,18 +280,22 @@ class Request(threading.local):
 class Touch:
     """Work on one disk: an OSError that passes is noted in the disk's health."""
 
-    __slots__ = ("_number", "_state")
+    __slots__ = ("_before", "_number", "_state")
 
     def __init__(self, state: PoolState, number: int) -> None:
         self._state = state
         self._number = number
+        self._before = 0
 
     def __enter__(self) -> Carriers:
-        return self._state.carriers[self._number]
+        carriers = self._state.carriers[self._number]
+        self._before = self._state.inflight.enter(self._number)
+        return carriers
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._state.inflight.leave(self._before)
         if isinstance(exc, OSError) and exc.errno and fault_of(exc.errno) is not None:
             self._state.note_error(self._number, exc.errno)
 

@@ -11,12 +11,16 @@ import time
 
 from kvfuse import durability
 from kvfuse.carriers import Carriers
+from kvfuse.inflight import threads_of
+from kvfuse.recovery import readmit
+from kvfuse.resume import answers
 from kvfuse.state import PoolState
 
 _log = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S = 30.0
 ACCESS_INTERVAL_S = 0.1
+FENCED_INTERVAL_S = 0.25
 READER_CHECK_INTERVAL_S = 60.0
 
 
@@ -60,13 +64,28 @@ class Upkeep:
             if self._stopping.is_set():
                 return
             work.clear()
+            if state.slots[number].health.is_stuck:
+                self._try_readmit(number, carriers)
             if not state.slots[number].health.writable:
                 continue
             with contextlib.suppress(OSError), state.on(number):
                 carriers.drain()
+            state.change_health(number, lambda health, now_s: health.on_success(now_s=now_s))
             generation = plan.due(time.monotonic(), state.numbers.last_generation())
             if generation is not None:
                 self._sync(number, carriers, generation)
+
+    def _try_readmit(self, number: int, carriers: Carriers) -> None:
+        """Wait a moment; take a fenced disk back when no call of anybody hangs on it."""
+        state = self._state
+        if self._stopping.wait(FENCED_INTERVAL_S):
+            return
+        state.work[number].set()  # look again
+        state.stuck_pids = [pid for pid in state.stuck_pids if threads_of(pid)]
+        if number in state.inflight.busy() or state.stuck_pids or not answers(carriers.disk):
+            return
+        with contextlib.suppress(OSError), state.on(number):
+            readmit(state, number)
 
     def _sync(self, number: int, carriers: Carriers, generation: int) -> None:
         try:
