@@ -99,6 +99,16 @@ class Txn:
                 return
             yield records.unpack_child(key, value)
 
+    def entries(self) -> Iterator[tuple[int, bytes, int, int, int]]:
+        """Yield (directory id, name, child id, cookie, type bits) of every name of the pool."""
+        for key, value in self._txn.cursor(db=self._catalog.db[b"entries"]):
+            yield (*records.split_entry_key(key), *records.unpack_entry(value))
+
+    def listing(self) -> Iterator[tuple[int, DirEntry]]:
+        """Yield (directory id, entry) of the listings of all directories."""
+        for key, value in self._txn.cursor(db=self._catalog.db[b"children"]):
+            yield records.unpack_id(key[:8]), records.unpack_child(key, value)
+
     def has_cookie(self, parent: int, cookie: int) -> bool:
         """Whether an entry of the directory has this cookie."""
         key = records.child_key(parent, cookie)
