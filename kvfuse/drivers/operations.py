@@ -39,6 +39,8 @@ _READDIR_MAX = 256
 # aligned: O_DIRECT stays between the client and the kernel.
 _FLAGS_KEPT_BACK = os.O_APPEND | os.O_DIRECT
 
+_TIME_NS_MAX = (1 << 63) - 1
+
 _USER = b"user."
 _ANSWERED = b"user.kvfuse."
 _NOT_KEPT = (b"security.", b"trusted.", b"system.")
@@ -56,6 +58,11 @@ class Timeouts:
 def _check_name(name: bytes) -> None:
     if len(name) > NAME_BYTES_MAX:
         raise OSError(errno.ENAMETOOLONG, f"a name of {len(name)} bytes")
+
+
+def _in_range(time_ns: int) -> int:
+    """Return the nearest time that 64 bits hold (years 1677 to 2262)."""
+    return max(-_TIME_NS_MAX - 1, min(time_ns, _TIME_NS_MAX))
 
 
 def _caller(ctx: pyfuse3.RequestContext) -> Caller:
@@ -253,8 +260,8 @@ class PoolOperations(pyfuse3.Operations):
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size=attr.st_size if fields.update_size else None,
-            atime_ns=attr.st_atime_ns if fields.update_atime else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            atime_ns=_in_range(attr.st_atime_ns) if fields.update_atime else None,
+            mtime_ns=_in_range(attr.st_mtime_ns) if fields.update_mtime else None,
         )
         pool = self._pool
         disk = pool.disk_of(inode) if fh is None else pool.disk_of_handle(fh)
