@@ -29,7 +29,7 @@ from kvfuse.records import DirEntry, Node, State
 MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
-    b"usage", b"meta", b"results", b"orphans",
+    b"usage", b"meta", b"results", b"orphans", b"attempts",
 )  # fmt: skip
 _USAGE = struct.Struct("<qq")
 _CHORE_KEY = struct.Struct(">HQ")
@@ -339,13 +339,21 @@ class Txn:
         value = bytes((len(handle),)) + handle + records.pack_node(node)
         self._txn.put(records.pack_id(node.id), value, db=self._catalog.db[b"orphans"])
 
+    def count_attempt(self, unique: int) -> int:
+        """Count that a request was sent again; return how often it was."""
+        key, db = records.pack_id(unique), self._catalog.db[b"attempts"]
+        value = self._txn.get(key, db=db)
+        count = 1 if value is None else records.unpack_id(value) + 1
+        self._txn.put(key, records.pack_id(count), db=db)
+        return count
+
     def drop_orphan(self, node_id: int) -> None:
         """Nobody has it open any more."""
         self._txn.delete(records.pack_id(node_id), db=self._catalog.db[b"orphans"])
 
     def forget_connection(self) -> None:
         """Forget what belongs to the requests and handles of a mount that is gone."""
-        for table in (b"results", b"orphans"):
+        for table in (b"results", b"orphans", b"attempts"):
             self._txn.drop(self._catalog.db[table], delete=False)
 
     def put_xattr(self, node_id: int, name: bytes, value: bytes) -> None:

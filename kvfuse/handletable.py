@@ -26,6 +26,8 @@ _BACKING = struct.Struct("<I")
 _BACKING_OFFSET = 24
 _STATE_OFFSET = _SLOT.size - 1
 _FREE, _OPEN, _CLOSING = 0, 1, 2
+# backing ids that are none: the kernel was told nothing yet, or that the server moves the bytes
+UNDECIDED, MEDIATED = 0, 0xFFFFFFFF
 _WRITABLE, _READER = 1, 2
 
 

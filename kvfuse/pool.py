@@ -196,6 +196,11 @@ class Pool:
         """Return the id a request of the server before made (0: none), None if it was not done."""
         return self._state.results.get(unique)
 
+    def count_attempt(self, unique: int) -> int:
+        """Return how often a request was sent again, this time included; survives the server."""
+        with self._state.catalog.write() as txn:
+            return txn.count_attempt(unique)
+
     def data_in_kernel(self, *, on: bool) -> None:
         """Tell the pool that writes pass it by: sizes are then asked of the disk."""
         self._state.data_in_kernel = on

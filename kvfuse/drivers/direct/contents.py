@@ -8,6 +8,7 @@ Concurrency: any thread. The kernel releases a handle after every other request 
 """
 
 import errno
+import logging
 import mmap
 import os
 import threading
@@ -30,8 +31,11 @@ from kvfuse.drivers.direct.protocol import (
     Write,
 )
 from kvfuse.drivers.direct.replies import Timeouts
+from kvfuse.handletable import MEDIATED, UNDECIDED, OpenSlot
 from kvfuse.pool import Pool
 from kvfuse.records import Node
+
+log = logging.getLogger(__name__)
 
 Reply = bytes | tuple[bytes, memoryview]
 
@@ -72,6 +76,7 @@ class Contents:
         self._created = created
         self._files: dict[int, tuple[int, int]] = {}  # fh -> node id, descriptor
         self._warm = _WarmFiles()
+        self._unanswered: dict[int, int] = {}  # unique -> fh, of opens the kernel has no reply to
         self._kept = threading.local()
 
     def handlers(self) -> dict[Opcode, Callable[[Request], Reply]]:
@@ -95,16 +100,64 @@ class Contents:
         """Return whether opening the file may read its inode from the disk."""
         return node_id not in self._warm
 
+    def restore(self, opens: dict[int, list[OpenSlot]]) -> None:
+        """Take over the open files of the server before."""
+        self._modes.restore(opens)
+        handles = self._pool.handles
+        for node_id, slots in opens.items():
+            for slot in slots:
+                if slot.is_closing:
+                    handles.free(slot.fh)
+                    continue
+                self._files[slot.fh] = (node_id, handles.file(slot.fh).fd)
+                if slot.backing_id == UNDECIDED:
+                    self._unanswered[slot.unique] = slot.fh
+        for fh in list(self._files):
+            self._warm.add(self._files[fh][0])
+
+    def opened_before(self, request: Request, unique: int) -> Reply | None:
+        """Return the reply to an OPEN that was executed before it was sent again, if it was."""
+        fh = self._unanswered.pop(unique, None)
+        if fh is None:
+            fh = self._fh_by_unique(request.node, unique)
+        if fh is None:
+            return None
+        flags: int = request.args
+        open_flags, backing_id = self._opened(request.node, fh, flags, temp=False)
+        return replies.opened(request.unique, fh, open_flags, backing_id)
+
+    def created_before(self, request: Request, unique: int, node_id: int) -> Reply:
+        """Return the reply to a CREATE that made *node_id* before it was sent again."""
+        args: Create = request.args
+        node = self._pool.getattr(node_id)
+        fh = self._unanswered.pop(unique, None)
+        if fh is None:
+            fh = self._fh_by_unique(node_id, unique)
+        if fh is None:
+            flags = args.flags & ~(_FLAGS_KEPT_BACK | os.O_TRUNC)
+            fh = self._pool.open(node_id, flags)
+        open_flags, backing_id = self._opened(
+            node_id, fh, args.flags, temp=routing.is_temp(args.name)
+        )
+        return replies.created(request.unique, node, self._created, fh, open_flags, backing_id)
+
+    def _fh_by_unique(self, node_id: int, unique: int) -> int | None:
+        """Return the handle a request opened whose reply, it seems, was not sent."""
+        for slot in self._pool.opens.get(node_id, ()):
+            if slot.unique == unique and not slot.is_closing:
+                return slot.fh
+        return None
+
     def close_unsent(self, fh: int) -> None:
         """Close a handle whose reply nobody received."""
-        self._forget(fh)
-        self._pool.release(fh)
+        self._close(fh)
 
     def _opened(self, node: int, fh: int, flags: int, *, temp: bool) -> tuple[int, int]:
         """Take the open *fh* in; return the flags and the backing id of its reply."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         fd = self._pool.fd(fh)
         open_flags, backing_id = self._modes.opened(node, fh, fd, writable=writable)
+        self._pool.handles.note_backing(fh, backing_id or MEDIATED)
         self._files[fh] = (node, fd)
         self._warm.add(node)
         if temp or not writable:
@@ -189,14 +242,23 @@ class Contents:
         return replies.done(request.unique)
 
     def _release(self, request: Request) -> bytes:
-        fh: int = request.args
-        self._forget(fh)
-        self._pool.release(fh)
+        self._close(request.args)
         return replies.done(request.unique)
 
-    def _forget(self, fh: int) -> None:
+    def _close(self, fh: int) -> None:
+        """Close a handle: first the file, then the kernel's id of it, then its slot is free.
+
+        A server that dies between leaves a slot that says how far it came.
+        """
+        try:
+            self._pool.release(fh)
+        except OSError as exc:
+            if exc.errno == errno.EBADF:  # not one of ours
+                raise
+            log.warning("a file was closed, but not well: %s", exc)
         node, _ = self._files.pop(fh, (0, 0))
         self._modes.released(node, fh)
+        self._pool.handles.free(fh)
 
     def _fsync(self, request: Request) -> bytes:
         args: Sync = request.args

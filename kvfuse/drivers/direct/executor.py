@@ -7,31 +7,30 @@ import errno
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from kvfuse.drivers.direct import abi, replies
 from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode
 from kvfuse.drivers.direct.contents import Contents, Reply
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.protocol import WITHOUT_REPLY, Request
+from kvfuse.drivers.direct.resent import RESENT, Resent
+from kvfuse.state import Request as RequestName
 
 log = logging.getLogger(__name__)
 
 _ERRNO_END = 512  # the kernel takes no larger errno, and its client would wait for ever
 
-# What a process that takes a connection over must not execute twice.
-JOURNALED = frozenset(
+# What is not to be done twice: the pool notes it under the request's unique, or its open handle.
+_ONCE = frozenset(
     {
         Opcode.CREATE,
         Opcode.LINK,
         Opcode.MKDIR,
         Opcode.MKNOD,
         Opcode.OPEN,
-        Opcode.RELEASE,
         Opcode.RENAME,
         Opcode.RENAME2,
         Opcode.RMDIR,
-        Opcode.SETATTR,
         Opcode.SYMLINK,
         Opcode.UNLINK,
     }
@@ -52,18 +51,6 @@ _WAITING = frozenset(
 )
 
 
-class Journal(Protocol):
-    """Where mutations, opens and releases are written down around their execution."""
-
-    def begin(self, request: Request) -> bytes | None:
-        """Note that *request* will be executed; return its reply when it was before."""
-        ...
-
-    def end(self, request: Request, reply: bytes) -> None:
-        """Note that *request* was executed and that *reply* is about to be sent."""
-        ...
-
-
 def reply_errno(exc: OSError) -> int:
     """Return the errno a client gets for *exc*: one the kernel accepts and does not remember."""
     code = exc.errno
@@ -76,9 +63,12 @@ def reply_errno(exc: OSError) -> int:
 class Executor:
     """Executes requests by their opcode, behind one guard."""
 
-    def __init__(self, names: Names, contents: Contents, journal: Journal | None = None) -> None:
+    def __init__(
+        self, names: Names, contents: Contents, resent: Resent, request: RequestName
+    ) -> None:
         self._contents = contents
-        self._journal = journal
+        self._resent = resent
+        self._request = request
         self._handlers: list[Callable[[Request], Reply]] = [_unknown] * OPCODES_MAX
         for opcode in WITHOUT_REPLY:
             self._handlers[opcode] = _ignored
@@ -86,9 +76,7 @@ class Executor:
         for opcode, handler in {**names.handlers(), **contents.handlers()}.items():
             self._handlers[opcode] = handler
         self._waits = [number in _WAITING for number in range(OPCODES_MAX)]
-        self._journaled = [
-            number in JOURNALED and journal is not None for number in range(OPCODES_MAX)
-        ]
+        self._once = [number in _ONCE for number in range(OPCODES_MAX)]
         self._requests = [0] * OPCODES_MAX
         self._failed = [0] * OPCODES_MAX
         self._duration_ns = [0] * OPCODES_MAX
@@ -114,9 +102,11 @@ class Executor:
             return replies.error(request.unique, errno.ENOSYS)
         begin_ns = time.perf_counter_ns()
         try:
-            if self._journaled[opcode]:
-                reply = self._execute_once(request)
+            if request.unique & RESENT:
+                reply = self._resent.execute(request, self._handlers[opcode])
             else:
+                if self._once[opcode]:
+                    self._request.unique = request.unique
                 reply = self._handlers[opcode](request)
         except OSError as exc:
             self._failed[opcode] += 1
@@ -127,20 +117,6 @@ class Executor:
             reply = replies.error(request.unique, errno.EIO)
         self._duration_ns[opcode] += time.perf_counter_ns() - begin_ns
         self._requests[opcode] += 1
-        return reply
-
-    def _execute_once(self, request: Request) -> Reply:
-        journal = self._journal
-        assert journal is not None, "journaled only with a journal"
-        known = journal.begin(request)
-        if known is not None:
-            return known
-        try:
-            reply = self._handlers[request.opcode](request)
-        except OSError as exc:
-            reply = replies.error(request.unique, reply_errno(exc))
-        assert isinstance(reply, bytes), "no journaled reply carries file data"
-        journal.end(request, reply)
         return reply
 
     def unsent(self, request: Request, reply: Reply) -> None:

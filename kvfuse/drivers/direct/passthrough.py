@@ -9,6 +9,7 @@ Concurrency: any thread; one mutex, held over the ioctls, which do no I/O.
 """
 
 import collections
+import contextlib
 import errno
 import fcntl
 import logging
@@ -17,12 +18,14 @@ import threading
 from dataclasses import dataclass, field
 
 from kvfuse.drivers.direct import abi
+from kvfuse.handletable import MEDIATED, UNDECIDED, OpenSlot
 
 log = logging.getLogger(__name__)
 
 _BACKING_MAP = struct.Struct("<iIQ")  # fuse_backing_map: fd, flags 0, padding 0
 _BACKING_ID = struct.Struct("<I")
 _MEDIATED = 0
+_UNNOTED_MAX = 512  # ids given and not noted yet: at most one for each thread
 _MEDIATED_FLAGS = abi.OPEN_DIRECT_IO | abi.OPEN_PARALLEL_DIRECT_WRITES
 
 
@@ -56,6 +59,47 @@ class DataModes:
                 for node, inode in self._inodes.items()
                 if inode.backing_id != _MEDIATED
             }
+
+    def restore(self, opens: dict[int, list[OpenSlot]]) -> None:
+        """Take over what the kernel was told by the server before.
+
+        Of an inode that is open the kernel knows one backing id, or that it is mediated; an open
+        whose reply may not have been sent yet is decided when it is asked for again. Ids nobody
+        uses are closed: each would pin a file's bytes.
+        """
+        owned: set[int] = set()
+        seen: set[int] = set()
+        for node_id, slots in opens.items():
+            known = {slot.backing_id for slot in slots if slot.backing_id != UNDECIDED}
+            seen |= known
+            handles = {
+                slot.fh for slot in slots if not slot.is_closing and slot.backing_id != UNDECIDED
+            }
+            if handles:
+                # One id for all of them, or MEDIATED: the mode belongs to the inode.
+                backing_id = next(
+                    s.backing_id for s in slots if s.fh in handles and s.backing_id != UNDECIDED
+                )
+                mode = _MEDIATED if backing_id == MEDIATED else backing_id
+                self._inodes[node_id] = _OpenInode(mode, handles)
+                owned.add(backing_id)
+        self._sweep(seen - {MEDIATED}, owned)
+
+    def _sweep(self, seen: set[int], owned: set[int]) -> None:
+        """Close the ids nobody uses, noted ones and those given just before the server died."""
+        newest = max(seen, default=0)
+        last = range(max(1, newest - _UNNOTED_MAX), newest + _UNNOTED_MAX)
+        for backing_id in (seen | set(last)) - owned:
+            with contextlib.suppress(OSError):  # ENOENT: it is not one
+                self._ioctl_close(backing_id)
+
+    def backing_of(self, node_id: int) -> int:
+        """Return what the table of open files keeps of an inode's mode."""
+        with self._mutex:
+            inode = self._inodes.get(node_id)
+            if inode is None:
+                return UNDECIDED
+            return MEDIATED if inode.backing_id == _MEDIATED else inode.backing_id
 
     def opened(self, node_id: int, fh: int, fd: int, *, writable: bool) -> tuple[int, int]:
         """Return (FOPEN flags, backing id) for the reply to a new open *fh* of *node_id*.
@@ -93,10 +137,11 @@ class DataModes:
         # a bytearray: for an immutable argument fcntl.ioctl returns the buffer, not the result
         argument = bytearray(_BACKING_MAP.pack(fd, 0, 0))
         try:
-            return fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, argument, True)
+            backing_id: int = fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, argument, True)
         except OSError as exc:
             self._note_refusal(exc)
             return _MEDIATED
+        return backing_id
 
     def _note_refusal(self, exc: OSError) -> None:
         name = errno.errorcode.get(exc.errno or 0, "?")
@@ -109,11 +154,10 @@ class DataModes:
 
     def _close_backing_id(self, backing_id: int) -> None:
         try:
-            fcntl.ioctl(
-                self._device_fd,
-                abi.IOC_BACKING_CLOSE,
-                bytearray(_BACKING_ID.pack(backing_id)),
-                True,
-            )
+            self._ioctl_close(backing_id)
         except OSError as exc:
             log.warning("backing id %d cannot be closed: %s", backing_id, exc.strerror)
+
+    def _ioctl_close(self, backing_id: int) -> None:
+        argument = bytearray(_BACKING_ID.pack(backing_id))
+        fcntl.ioctl(self._device_fd, abi.IOC_BACKING_CLOSE, argument, True)

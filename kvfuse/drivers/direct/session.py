@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvfuse.drivers.direct import abi, device, replies
+from kvfuse.drivers.direct.connection import Connection
 from kvfuse.drivers.direct.contents import Contents
 from kvfuse.drivers.direct.crew import Crew
-from kvfuse.drivers.direct.executor import Executor, Journal
+from kvfuse.drivers.direct.executor import Executor
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.negotiation import Agreement, agree
 from kvfuse.drivers.direct.notices import Notices
 from kvfuse.drivers.direct.passthrough import DataModes
 from kvfuse.drivers.direct.protocol import Init, ProtocolError, parse
 from kvfuse.drivers.direct.replies import Timeouts
+from kvfuse.drivers.direct.resent import Resent
 from kvfuse.drivers.direct.targets import Targets
 from kvfuse.errors import KernelError
 from kvfuse.pool import Pool
@@ -80,14 +82,15 @@ class DirectSession:
         pool: Pool,
         mountpoint: str,
         options: DirectOptions,
-        journal: Journal | None = None,
+        connection: Connection | None = None,
     ) -> None:
         self._pool = pool
         self._mountpoint = mountpoint
         self._options = options
-        self._journal = journal
+        self._connection = connection
         self._modes: DataModes | None = None
         self._executor: Executor | None = None
+        self._contents: Contents | None = None
         self.notices: Notices | None = None  # from the mount on
 
     @property
@@ -113,6 +116,9 @@ class DirectSession:
         reason = can_run()
         if reason is not None:
             raise KernelError(reason)
+        if self._connection is not None and self._connection.fd is not None:
+            self._go_on(self._connection, self._connection.fd, ready, stop)
+            return
         options = self._options
         access = device.Access(
             posix=options.access == "posix",
@@ -122,12 +128,33 @@ class DirectSession:
         fd = device.mount(self._mountpoint, fsname=options.fsname, access=access)
         crew: Crew | None = None
         try:
-            crew = self.attach(fd, self._handshake(fd))
+            agreement = self._handshake(fd)
+            crew = self.attach(fd, agreement)
+            if self._connection is not None:
+                self._connection.write(agreement)
+                self._connection.keep(fd)
             self._answer(crew, ready, stop)
         finally:
             self._take_down(crew)
             if crew is None or crew.closed.is_set():
                 os.close(fd)  # else a thread of the crew still reads from it
+
+    def _go_on(
+        self, connection: Connection, fd: int, ready: Callable[[], None], stop: Stop
+    ) -> None:
+        """Answer where the server before stopped; only a wanted end unmounts.
+
+        What it had read and not answered is asked for again, once, before anything is read.
+        """
+        agreement = connection.read()
+        if not agreement.has_resend:
+            raise KernelError("the mount cannot be taken over: that takes Linux 6.9 or newer")
+        crew = self.attach(fd, agreement)
+        assert self._contents is not None, "attached"
+        self._contents.restore(self._pool.opens)
+        os.write(fd, replies.resend())
+        self._answer(crew, ready, stop)
+        self._take_down(crew)
 
     def attach(self, fd: int, agreement: Agreement) -> Crew:
         """Make ready to answer on *fd*, an initialised connection; nothing is read from it yet."""
@@ -136,17 +163,19 @@ class DirectSession:
         modes = DataModes(
             fd, obstacle=agreement.obstacle, mediates_writers=agreement.mediates_writers
         )
+        contents = Contents(
+            self._pool,
+            modes,
+            timeouts=timeouts,
+            created=Timeouts.of(options.create_timeout_s, options.attr_timeout_s),
+        )
         executor = Executor(
             Names(self._pool, timeouts=timeouts, negative=Timeouts.of(options.negative_ttl_s, 0.0)),
-            Contents(
-                self._pool,
-                modes,
-                timeouts=timeouts,
-                created=Timeouts.of(options.create_timeout_s, options.attr_timeout_s),
-            ),
-            self._journal,
+            contents,
+            Resent(self._pool, contents, timeouts),
+            self._pool.request,
         )
-        self._modes, self._executor = modes, executor
+        self._modes, self._executor, self._contents = modes, executor, contents
         self._pool.data_in_kernel(on=True)  # bytes pass the pool by, in the kernel or through here
         self.notices = Notices(fd, agreement)
         if modes.obstacle:
