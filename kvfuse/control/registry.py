@@ -45,12 +45,16 @@ def start_time(pid: int) -> int | None:
 
 
 def register(entry: Registration, directory: Path = REGISTRY_DIR) -> None:
-    """Write *entry*; it replaces one of the same mountpoint.
+    """Write *entry*; it replaces one of the same mountpoint, and those of dead daemons go.
 
     Raises:
         OSError: the directory or the file cannot be written.
     """
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for old in directory.glob("*.json"):
+        found = _read(old)
+        if found is not None and not found.is_alive:
+            old.unlink(missing_ok=True)
     path = _path(entry.mountpoint, directory)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)

@@ -103,6 +103,8 @@ def test_a_registration_of_a_daemon_that_died_counts_for_nothing(tmp_path: Path)
     assert registry.registrations(tmp_path) == []
     with pytest.raises(NotMountedError):
         registry.choose(str(tmp_path), tmp_path)
+    registry.register(entry(tmp_path / "next"), tmp_path)
+    assert registry.registration(str(tmp_path), tmp_path) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": "x"}', b"\x00" * 70_000])
