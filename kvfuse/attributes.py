@@ -136,12 +136,16 @@ class Attributes:
 
     def _disk_fd(self, node: Node) -> int:
         """Return an own descriptor of a file on its disk."""
-        inode = self._state.handles.inode(node.id)
-        if inode is not None:
-            return os.dup(inode.any_fd())
+        opened = self._state.handles.dup(node.id)
+        if opened is not None:
+            return opened
         carriers = self._state.carriers[node.disk]
         disk = carriers.disk
-        return carriers.at(node.parent, lambda fd: disk.open(fd, node.name, os.O_RDONLY))
+        fd = carriers.at(node.parent, lambda fd: disk.open(fd, node.name, os.O_RDONLY))
+        if os.fstat(fd).st_ino != node.ino:  # replaced meanwhile: another file
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return fd
 
     # -- extended attributes
 

@@ -31,11 +31,24 @@ class Files:
         inode = state.handles.inode(node.id)
         if inode is not None and inode.writers:
             if state.data_in_kernel:
-                inode.stat = os.fstat(inode.any_fd())
+                self._ask(inode)
             if inode.stat is not None:
                 node = _with_stat(node, inode.stat)
+        elif node.state == State.PENDING:
+            # The last writer may have gone since *node* was read: the record now has its size.
+            with state.catalog.read() as txn:
+                node = txn.node(node.id) or node
         atime_ns = state.accesses.get(node.id)
         return node if atime_ns is None else node._replace(atime_ns=atime_ns)
+
+    def _ask(self, inode: OpenInode) -> None:
+        """Let an open file's disk say its size and times."""
+        fd = self._state.handles.dup(inode.id)
+        if fd is not None:
+            try:
+                inode.stat = os.fstat(fd)
+            finally:
+                os.close(fd)
 
     def orphan(self, node_id: int) -> Node | None:
         """Return the record of a file that is open and has no name any more."""
@@ -126,10 +139,16 @@ class Files:
     def _open_orphan(self, node_id: int, flags: int, *, writable: bool) -> int:
         """Open once more a file that has no name but is open."""
         inode = self._state.handles.inode(node_id)
-        if inode is None or inode.node is None:
+        other = self._state.handles.dup(node_id)
+        if inode is None or inode.node is None or other is None:
+            if other is not None:
+                os.close(other)
             raise OSError(errno.ESTALE, "the file is gone")
         access = os.O_RDWR if writable else os.O_RDONLY
-        fd = os.open(f"/proc/self/fd/{inode.any_fd()}", access | os.O_CLOEXEC)
+        try:
+            fd = os.open(f"/proc/self/fd/{other}", access | os.O_CLOEXEC)
+        finally:
+            os.close(other)
         with _closing_on_error(fd):
             if flags & os.O_TRUNC:
                 os.ftruncate(fd, 0)

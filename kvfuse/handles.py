@@ -41,10 +41,6 @@ class OpenInode:
     node: Node | None = None
     stat: os.stat_result | None = None
 
-    def any_fd(self) -> int:
-        """Return a descriptor of the file."""
-        return next(iter(self.files.values())).fd
-
 
 class Handles:
     """All open files of the pool.
@@ -113,6 +109,18 @@ class Handles:
     def inode(self, node_id: int) -> OpenInode | None:
         """Return what is shared by the opens of a file, None when it is not open."""
         return self._inodes.get(node_id)
+
+    def dup(self, node_id: int) -> int | None:
+        """Return an own descriptor of a file that is open, None when it is not.
+
+        One that belongs to a handle may be closed, and its number be another file, at any moment.
+        """
+        with self._mutex:
+            inode = self._inodes.get(node_id)
+            for file in () if inode is None else inode.files.values():
+                if file.fd >= 0:
+                    return os.dup(file.fd)
+            return None
 
     def orphan(self, node: Node) -> bool:
         """Keep *node*, which just lost its last name, while it is open; False when it is not."""

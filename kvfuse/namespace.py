@@ -102,7 +102,13 @@ def keep_open(state: PoolState, txn: Txn, node: Node) -> None:
     inode = state.handles.inode(node.id)
     if node.nlink or inode is None or not state.handles.outlives:
         return
-    handle = state.carriers[node.disk].disk.handle(inode.any_fd())
+    fd = state.handles.dup(node.id)
+    if fd is None:  # closed meanwhile
+        return
+    try:
+        handle = state.carriers[node.disk].disk.handle(fd)
+    finally:
+        os.close(fd)
     txn.put_orphan(node, handle or b"")
 
 
