@@ -12,34 +12,26 @@ that view says. Descriptors are cached by directory id and stay right when a car
 
 import contextlib
 import errno
-import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from kvfuse import records
+from kvfuse.carrier import Carrier, Ground, Wanted
 from kvfuse.catalog import Catalog
+from kvfuse.chores import do_chore
 from kvfuse.disk import Disk
-from kvfuse.intents import Chore, RemoveDir, RenameDir, SetDir, SwapPaths, Unlink
-from kvfuse.records import Label, Node
+from kvfuse.intents import RemoveDir, Unlink
+from kvfuse.records import Node
 
 T = TypeVar("T")
 
-_BATCH = 64  # chores dropped in one transaction
-_ASIDE = b".kvfuse/aside"  # what stood in the way and is not ours to delete
+_BATCH = 64  # chores read in one transaction
 
 
-class Carrier:
-    """An open directory on a disk; its descriptor is closed with the last reference."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)
+class _MovedError(Exception):
+    """A directory was renamed since its path was read."""
 
 
 class Carriers:
@@ -51,6 +43,7 @@ class Carriers:
         self.number = number
         self.disk = disk
         self._catalog = catalog
+        self._ground = Ground(disk)
         self._cached_max = cached_max
         self._timeout_s = timeout_s
         self._cache: dict[int, Carrier] = {}
@@ -98,14 +91,14 @@ class Carriers:
         """Drop a cached descriptor."""
         self._cache.pop(dir_id, None)
 
-    def drain(self) -> None:
-        """Do the backlog, oldest first.
+    def drain(self) -> bool:
+        """Do the backlog, oldest first; return whether there was any.
 
         Raises:
             OSError: the disk failed; the rest waits.
         """
         with self._locked():
-            self._drain()
+            return self._drain()
 
     def close(self) -> None:
         """Drop all descriptors."""
@@ -123,32 +116,57 @@ class Carriers:
     def clear_way(self, dir_id: int, name: bytes) -> None:
         """Make room at a name that no record speaks of.
 
-        What chores still have to remove goes; what is not known to be ours is set aside.
+        What is ours goes: its record has gone, or is of somewhere else. What is not is set aside.
         """
         self.drain()
         with contextlib.suppress(FileNotFoundError):
             carrier = self.find(dir_id)
             with self._locked():
-                self._set_aside(carrier.fd, name)
+                if self._is_garbage(carrier, name):
+                    self.disk.unlink(carrier.fd, name)
+                else:
+                    self._ground.set_aside(carrier.fd, name)
+
+    def _is_garbage(self, carrier: Carrier, name: bytes) -> bool:
+        """Whether a name holds a file that was ours, and is nobody's now."""
+        found = self.disk.stat(carrier.fd, name)
+        label_id = self._ground.label_id(carrier.fd, name)
+        if label_id is None or stat.S_ISDIR(found.st_mode):
+            return False
+        with self._catalog.read() as txn:
+            node = txn.node(label_id)
+        return node is None or (node.disk, node.ino) != (self.number, found.st_ino)
 
     # -- resolving
 
     def _resolve(self, dir_id: int, *, make: bool) -> Carrier:
         with self._locked():
-            chain = self._chain(dir_id)
-            path = b"/".join(node.name for node in chain)
-            known = not chain or chain[-1].ino & records.carrier_bit(self.number)
-            try:
-                # What a chore made on its way is not known yet: it still lacks owner and label.
-                if make and not known:
-                    raise FileNotFoundError  # noqa: TRY301
-                carrier = Carrier(self.disk.open_dir(path))
-            except (FileNotFoundError, NotADirectoryError):
-                if not make:
-                    raise FileNotFoundError(errno.ENOENT, "no carrier") from None
-                carrier = self._build(chain)
-            self._remember(dir_id, carrier)
-            return carrier
+            while True:
+                chain = self._chain(dir_id)
+                try:
+                    carrier = self._open_chain(chain, make=make)
+                except _MovedError:
+                    continue
+                self._remember(dir_id, carrier)
+                return carrier
+
+    def _open_chain(self, chain: list[Node], *, make: bool) -> Carrier:
+        path = b"/".join(node.name for node in chain)
+        try:
+            carrier = Carrier(self.disk.open_dir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            if not make:
+                raise FileNotFoundError(errno.ENOENT, "no carrier") from None
+            return self._build(chain)
+        # What lies there may be foreign, and a disk that no record knows of gets no chores.
+        if make and chain and not self._is_known(carrier, chain[-1]):
+            return self._build(chain)
+        return carrier
+
+    def _is_known(self, carrier: Carrier, node: Node) -> bool:
+        return bool(node.ino & records.carrier_bit(self.number)) and (
+            self._ground.label_id(carrier.fd, b".") == node.id
+        )
 
     def _chain(self, dir_id: int) -> list[Node]:
         """Return the records from below the root down to *dir_id*, with nothing left to do."""
@@ -173,185 +191,68 @@ class Carriers:
         self._cache[dir_id] = carrier
 
     def _build(self, chain: list[Node]) -> Carrier:
-        """Make what is missing of *chain*, parents first, each closed until it is owned."""
-        carrier = Carrier(self.disk.open_dir(b""))
+        """Make what is missing of *chain*, parents first."""
+        carrier = self._ground.root()
+        path = b""
         for node in chain:
-            carrier = self._build_one(carrier, node)
+            path = path + b"/" + node.name if path else node.name
+            fresh = self._note_carrier(node.id, path)
+            wanted = Wanted(
+                fresh.id, fresh.generation, fresh.mode & 0o7777, fresh.uid, fresh.gid
+            )  # fmt: skip
+            carrier = self._ground.ensure(carrier, node.name, wanted)
         return carrier
 
-    def _build_one(self, parent: Carrier, node: Node) -> Carrier:
-        try:
-            found = Carrier(self.disk.open_subdir(parent.fd, node.name))
-        except FileNotFoundError:
-            pass
-        except (NotADirectoryError, OSError) as exc:
-            if exc.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            self._set_aside(parent.fd, node.name)
-        else:
-            if self._label_id(parent.fd, node.name) == node.id:
-                return found
-            return self._own(parent, node)
-        self._note_carrier(node.id)
-        self.disk.make_dir(
-            parent.fd, node.name, mode=node.mode & 0o7777, uid=node.uid, gid=node.gid
-        )
-        self._write_label(parent.fd, node)
-        return Carrier(self.disk.open_subdir(parent.fd, node.name))
+    def _note_carrier(self, dir_id: int, path: bytes) -> Node:
+        """Record that the disk may have a carrier, before it has: chores go only to such disks.
 
-    def _own(self, parent: Carrier, node: Node) -> Carrier:
-        """Take over a directory that was made, but not labelled, when a daemon died."""
-        self._note_carrier(node.id)
-        self.disk.set_dir(parent.fd, node.name, mode=node.mode & 0o7777, uid=node.uid, gid=node.gid)
-        self._write_label(parent.fd, node)
-        return Carrier(self.disk.open_subdir(parent.fd, node.name))
-
-    def _write_label(self, parent_fd: int, node: Node) -> None:
-        verify = records.verify_hash(node.parent, node.name)
-        label = Label(node.id, node.generation, verify, records.LABEL_LINKED)
-        self.disk.write_label_at(parent_fd, node.name, records.pack_label(label))
-
-    def _note_carrier(self, dir_id: int) -> None:
-        """Record that the disk may have a carrier, before it has: chores go only to such disks."""
+        Raises:
+            _MovedError: the directory is not at *path* any more; a later rename leaves a chore.
+        """
+        bit = records.carrier_bit(self.number)
+        with self._catalog.read() as txn:
+            node = txn.node(dir_id)
+            is_noted = node is not None and node.ino & bit and txn.path(dir_id) == path
+        if is_noted and node is not None:
+            return node
         with self._catalog.write() as txn:
             node = txn.node(dir_id)
             if node is None:
                 raise FileNotFoundError(errno.ENOENT, "the directory is gone")
-            bit = records.carrier_bit(self.number)
-            if not node.ino & bit:
-                txn.put_node(node._replace(ino=node.ino | bit), node)
-
-    def _label_id(self, dir_fd: int, name: bytes) -> int | None:
-        """Return the id a name on the disk is labelled with; None without label or name."""
-        try:
-            value = self.disk.read_label_at(dir_fd, name)
-        except FileNotFoundError:
-            return None
-        label = None if value is None else records.unpack_label(value)
-        return None if label is None else label.id
-
-    def _set_aside(self, dir_fd: int, name: bytes) -> None:
-        """Move what stands in the way, and is not known to be ours, out of the tree."""
-        kvfuse_fd = self.disk.open_dir(b".kvfuse")
-        try:
-            with contextlib.suppress(FileExistsError):
-                self.disk.make_dir(kvfuse_fd, b"aside", mode=0o700, uid=0, gid=0)
-        finally:
-            os.close(kvfuse_fd)
-        aside = Carrier(self.disk.open_dir(_ASIDE))
-        found = self.disk.stat(dir_fd, name)
-        self.disk.rename(dir_fd, name, aside.fd, b"%d-%s" % (found.st_ino, name[:200]))
+            if txn.path(dir_id) != path:
+                raise _MovedError
+            noted = node._replace(ino=node.ino | bit)
+            txn.put_node(noted, node)
+            return noted
 
     # -- the backlog
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
         """Do all chores in order; called with the mutex held."""
+        did_any = False
         while True:
             with self._catalog.read() as txn:
                 chores = txn.chores(self.number, _BATCH)
             if not chores:
-                return
-            done: list[int] = []
+                return did_any
+            did_any = True
+            unlinked: list[int] = []
             try:
                 for number, chore in chores:
-                    self._do(chore)
-                    done.append(number)
+                    do_chore(self._ground, chore)
+                    unlinked.append(number)
+                    if isinstance(chore, RemoveDir):
+                        self.forget(chore.id)
+                    if not isinstance(chore, Unlink):
+                        # Done again after a later one, it would undo that.
+                        self._drop(unlinked)
             finally:
-                if done:
-                    with self._catalog.write() as txn:
-                        for number in done:
-                            txn.drop_chore(self.number, number)
+                self._drop(unlinked)
 
-    def _do(self, chore: Chore) -> None:
-        """Do one chore; doing it again is harmless, for a crash may come before it is dropped."""
-        with contextlib.suppress(FileNotFoundError):
-            match chore:
-                case Unlink():
-                    self._unlink(chore)
-                case RemoveDir():
-                    self._remove_dir(chore)
-                case RenameDir():
-                    self._rename_dir(chore)
-                case SwapPaths():
-                    self._swap_paths(chore)
-                case SetDir():
-                    parent, name = self._parent(chore.path)
-                    if self._label_id(parent.fd, name) == chore.id:
-                        self.disk.set_dir(
-                            parent.fd, name, mode=chore.mode, uid=chore.uid, gid=chore.gid
-                        )
-
-    def _parent(self, path: bytes) -> tuple[Carrier, bytes]:
-        directory, _, name = path.rpartition(b"/")
-        return Carrier(self.disk.open_dir(directory)), name
-
-    def _unlink(self, chore: Unlink) -> None:
-        parent, name = self._parent(chore.path)
-        if self.disk.stat(parent.fd, name).st_ino != chore.ino:
-            return
-        # The inode number alone may have been reused while the disk was away.
-        if self._label_id(parent.fd, name) in (None, chore.id):
-            self.disk.unlink(parent.fd, name)
-
-    def _remove_dir(self, chore: RemoveDir) -> None:
-        self.forget(chore.id)
-        parent, name = self._parent(chore.path)
-        if self._label_id(parent.fd, name) not in (None, chore.id):
-            return
-        try:
-            self.disk.remove_dir(parent.fd, name)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                if exc.errno == errno.ENOTDIR:
-                    return
-                raise
-            self._set_aside(parent.fd, name)
-
-    def _rename_dir(self, chore: RenameDir) -> None:
-        parent, name = self._parent(chore.path)
-        if self._label_id(parent.fd, name) not in (None, chore.id):
-            return
-        if not stat.S_ISDIR(self.disk.stat(parent.fd, name).st_mode):
-            return
-        self._move(parent, name, chore.new_path)
-
-    def _move(self, parent: Carrier, name: bytes, new_path: bytes) -> None:
-        new_parent, new_name = self._made_parent(new_path)
-        try:
-            self.disk.rename_new(parent.fd, name, new_parent.fd, new_name)
-        except FileExistsError:
-            self._set_aside(new_parent.fd, new_name)
-            self.disk.rename_new(parent.fd, name, new_parent.fd, new_name)
-
-    def _swap_paths(self, chore: SwapPaths) -> None:
-        ids = (self._id_at(chore.path), self._id_at(chore.new_path))
-        if ids[0] == chore.other_id or ids[1] == chore.id:
-            return  # done before a crash
-        if ids == (chore.id, chore.other_id):
-            parent, name = self._parent(chore.path)
-            new_parent, new_name = self._parent(chore.new_path)
-            self.disk.exchange(parent.fd, name, new_parent.fd, new_name)
-        elif ids[0] == chore.id:
-            self._move(*self._parent(chore.path), chore.new_path)
-        elif ids[1] == chore.other_id:
-            self._move(*self._parent(chore.new_path), chore.path)
-
-    def _id_at(self, path: bytes) -> int | None:
-        try:
-            parent, name = self._parent(path)
-        except FileNotFoundError:
-            return None
-        return self._label_id(parent.fd, name)
-
-    def _made_parent(self, path: bytes) -> tuple[Carrier, bytes]:
-        """Return the directory of *path*, made closed and unlabelled where it is missing.
-
-        The next file that needs such a carrier gives it owner and label (``_own``).
-        """
-        directory, _, name = path.rpartition(b"/")
-        carrier = Carrier(self.disk.open_dir(b""))
-        for part in directory.split(b"/") if directory else ():
-            with contextlib.suppress(FileExistsError):
-                self.disk.make_dir(carrier.fd, part, mode=0o700, uid=0, gid=0)
-            carrier = Carrier(self.disk.open_subdir(carrier.fd, part))
-        return carrier, name
+    def _drop(self, numbers: list[int]) -> None:
+        """Drop chores that were done, and empty the list."""
+        if numbers:
+            with self._catalog.write() as txn:
+                for number in numbers:
+                    txn.drop_chore(self.number, number)
+            numbers.clear()

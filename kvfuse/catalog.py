@@ -12,6 +12,7 @@ Durability: none by itself (``sync=False``): the live catalog lies on tmpfs and 
 not boots. ``snapshot`` writes a copy that does.
 """
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator
@@ -23,7 +24,15 @@ import lmdb
 
 from kvfuse import records
 from kvfuse.errors import CatalogDamagedError
-from kvfuse.intents import Chore, Intent, Unlink, pack, unpack_chore, unpack_intent
+from kvfuse.intents import (
+    Chore,
+    Intent,
+    Unlink,
+    moves_paths,
+    pack,
+    unpack_chore,
+    unpack_intent,
+)
 from kvfuse.records import DirEntry, Node, State
 
 MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
@@ -172,18 +181,28 @@ class Txn:
         cursor = self._txn.cursor(db=self._catalog.db[b"intents"])
         return [(records.unpack_id(key), unpack_intent(value)) for key, value in cursor]
 
+    def intent(self, number: int) -> Intent | None:
+        """Return what was said under *number*, None when it is settled."""
+        value = self._txn.get(records.pack_id(number), db=self._catalog.db[b"intents"])
+        return None if value is None else unpack_intent(value)
+
+    def is_behind(self, disk: int) -> bool:
+        """Whether a chore of *disk* has still to put something at a path."""
+        return any(moves_paths(chore) for _, chore in self._backlog(disk))
+
     def chores(self, disk: int, limit: int) -> list[tuple[int, Chore]]:
         """Return the oldest *limit* (number, chore) of the backlog of *disk*."""
+        return list(itertools.islice(self._backlog(disk), limit))
+
+    def _backlog(self, disk: int) -> Iterator[tuple[int, Chore]]:
         cursor = self._txn.cursor(db=self._catalog.db[b"chores"])
-        found: list[tuple[int, Chore]] = []
         if not cursor.set_range(_CHORE_KEY.pack(disk, 0)):
-            return found
+            return
         for key, value in cursor.iternext():
             number_disk, number = _CHORE_KEY.unpack(key)
-            if number_disk != disk or len(found) == limit:
-                break
-            found.append((number, unpack_chore(value)))
-        return found
+            if number_disk != disk:
+                return
+            yield number, unpack_chore(value)
 
     def highest_number(self) -> int:
         """Return the highest id, intent or chore number in use."""

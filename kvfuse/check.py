@@ -180,16 +180,16 @@ class _DiskCheck:
         for parent, entry in self._txn.listing():
             if entry.disk == self._number and (parent, entry.name) not in self._seen:
                 self._say(
-                    Kind.MISSING, _full(self._txn, parent, entry.name), f"id {entry.id} is not there"
+                    Kind.MISSING,
+                    _full(self._txn, parent, entry.name),
+                    f"id {entry.id} is not there",
                 )
         return self._findings
 
     def _say(self, kind: Kind, path: bytes, text: str) -> None:
         self._findings.append(Finding(kind, self._disk.path, path, text))
 
-    def _directory(
-        self, path: bytes, directory: Node | None
-    ) -> list[tuple[bytes, Node | None]]:
+    def _directory(self, path: bytes, directory: Node | None) -> list[tuple[bytes, Node | None]]:
         below: list[tuple[bytes, Node | None]] = []
         dir_fd = self._disk.open_dir(path, readable=True)
         try:

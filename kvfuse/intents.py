@@ -74,6 +74,17 @@ class RemoveDir(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     id: int
 
 
+class MakeDir(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    """Make the carrier of directory *id* at *path*, where it is missing."""
+
+    path: bytes
+    id: int
+    generation: int
+    mode: int
+    uid: int
+    gid: int
+
+
 class RenameDir(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """Move the carrier of directory *id* from *path* to *new_path*."""
 
@@ -105,11 +116,21 @@ class SetDir(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
 
 Intent = Create | Move | Swap | Link
-Chore = Unlink | RemoveDir | RenameDir | SwapPaths | SetDir
+Chore = Unlink | RemoveDir | MakeDir | RenameDir | SwapPaths | SetDir
 
 _encoder = msgspec.msgpack.Encoder()
 _intents = msgspec.msgpack.Decoder(Intent)
 _chores = msgspec.msgpack.Decoder(Chore)
+
+
+def disks_of(intent: Intent) -> set[int]:
+    """Return the numbers of the disks a step of *intent* is done on."""
+    return {intent.disk, intent.other_disk} if isinstance(intent, Swap) else {intent.disk}
+
+
+def moves_paths(chore: Chore) -> bool:
+    """Whether *chore* may put something at a path where nothing was."""
+    return isinstance(chore, MakeDir | RenameDir | SwapPaths)
 
 
 def pack(item: Intent | Chore) -> bytes:
