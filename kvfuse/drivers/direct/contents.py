@@ -139,7 +139,7 @@ class Contents:
         open_flags, backing_id = self._opened(
             node_id, fh, args.flags, temp=routing.is_temp(args.name)
         )
-        return replies.created(request.unique, node, self._created, fh, open_flags, backing_id)
+        return self._created_reply(request, node, fh, open_flags, backing_id)
 
     def _fh_by_unique(self, node_id: int, unique: int) -> int | None:
         """Return the handle a request opened whose reply, it seems, was not sent."""
@@ -181,7 +181,14 @@ class Contents:
         except BaseException:
             self.close_unsent(fh)
             raise
-        return replies.created(request.unique, node, self._created, fh, open_flags, backing_id)
+        return self._created_reply(request, node, fh, open_flags, backing_id)
+
+    def _created_reply(
+        self, request: Request, node: Node, fh: int, open_flags: int, backing_id: int
+    ) -> bytes:
+        # A temp is renamed at once, and without a timeout the kernel would look it up again first.
+        timeouts = self._timeouts if routing.is_temp(request.args.name) else self._created
+        return replies.created(request.unique, node, timeouts, fh, open_flags, backing_id)
 
     def _tmpfile(self, request: Request) -> bytes:
         return replies.error(request.unique, errno.EOPNOTSUPP)
