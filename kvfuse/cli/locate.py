@@ -21,7 +21,8 @@ Examples:
 
 \b
 The answer's "why": owner (the placement function puts it there), displaced (it was written when
-the owner had no room or was not there; served all the same), scan (found on the disk).
+the owner had no room or was not there; served all the same), scan (found on the disk),
+directory (a record of the pool, on no disk).
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
@@ -43,7 +44,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
                 str(item["disk"] or "-")[:8],
                 str(item["disk_path"] or "-"),
                 str(item["why"] or "-"),
-                human_bytes(int(item["size_bytes"] or 0)),
+                human_bytes(item["size_bytes"]),
                 str(item["state"]),
             ]
             for item in found

@@ -17,6 +17,19 @@ from kvfuse.errors import KvfuseError
 
 LOCATE_KEYS_MAX = 10_000
 
+# A directory is a record of the pool and lies on no disk; its answer has the same fields.
+_ON_NO_DISK: dict[str, Any] = {
+    "disk": None,
+    "disk_path": None,
+    "owner": None,
+    "at_home": True,
+    "size_bytes": 0,
+    "last_access": None,
+    "state": "committed",
+    "pinned": False,
+    "stale_copies": [],
+}
+
 
 class PoolView(Protocol):
     """The part of the pool that is shown."""
@@ -134,4 +147,4 @@ class ControlService:
             if exc.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
                 raise KvfuseError(f"{shown}: no such file in the pool") from exc
             raise KvfuseError(f"{shown}: {exc.strerror}") from exc
-        return {**found, "path": shown}
+        return {**_ON_NO_DISK, **found, "path": shown}

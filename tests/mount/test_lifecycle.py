@@ -175,6 +175,10 @@ def test_locate_tells_the_disk_a_file_is_on(trial: Trial) -> None:
         assert item["disk"] == item["owner"]
         assert item["size_bytes"] == len(os.fsencode(name))
     assert "[b]two.bin" in trial.kvfuse("locate", *names).stdout
+    directory = json.loads(trial.kvfuse("locate", trial.path / "dir", "--json").stdout)[0]
+    assert (directory["disk"], directory["why"]) == (None, "directory")
+    assert directory.keys() == found[0].keys()
+    assert trial.kvfuse("locate", trial.path / "dir").returncode == 0
     missing = trial.kvfuse("locate", trial.path / "missing")
     assert missing.returncode == 1
     assert "missing: no such file" in missing.stderr
