@@ -11,7 +11,8 @@ import os
 from kvfuse import namespace, records
 from kvfuse.disk import Disk
 from kvfuse.handles import OpenFile, OpenInode
-from kvfuse.records import Label, Node, State
+from kvfuse.intents import speaks_of
+from kvfuse.records import Node, State
 from kvfuse.state import PoolState
 
 _RETRIES = 3  # how often a file may be renamed under an open before that is an error
@@ -82,6 +83,26 @@ class Files:
                 break
         raise OSError(errno.ESTALE, "the file is gone")
 
+    def forget_lost(self, node: Node) -> bool:
+        """Forget the file *node* if it was removed or replaced behind our back; True if it was.
+
+        The caller has its first name locked.
+        """
+        state = self._state
+        with state.on(node.disk) as carriers:
+            if carriers.drain():
+                return False  # it was on its way to its place
+        with state.catalog.write() as txn:
+            now = txn.node(node.id)
+            if now is None or not _is_same(now, node):
+                return False
+            if any(speaks_of(intent, node.disk, node.ino) for _, intent in txn.intents()):
+                return False  # a rename of it is not settled: it may be at its other name
+            namespace.drop_file(state, txn, now)
+            namespace.keep_open(state, txn, now._replace(nlink=0))
+        state.wake([node.disk])
+        return True
+
     def adopt(self, node: Node, fd: int, flags: int) -> int:
         """Register the open that created *node*."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
@@ -124,17 +145,12 @@ class Files:
         if inode is not None:
             return False
         with self._state.catalog.read() as txn:
-            return txn.node(node.id) == node  # else a writer came and went meanwhile
+            now = txn.node(node.id)
+        return now is not None and _is_same(now, node)  # else a writer came and went meanwhile
 
     def _is_lost(self, node: Node) -> bool:
-        """Whether the file *node* was removed or replaced behind our back; forget it then."""
-        state = self._state
-        with state.locks.hold((node.parent, node.name)), state.catalog.write() as txn:
-            if txn.node(node.id) != node:
-                return False
-            namespace.drop_file(state, txn, node)
-        state.wake([node.disk])
-        return True
+        with self._state.locks.hold((node.parent, node.name)):
+            return self.forget_lost(node)
 
     def _open_orphan(self, node_id: int, flags: int, *, writable: bool) -> int:
         """Open once more a file that has no name but is open."""
@@ -197,12 +213,20 @@ class Files:
         if inode is not None and inode.writers:
             return
         generation = self._state.generation(node.generation)
-        disk.write_label(fd, _label(node, generation, records.LABEL_PENDING))
         with self._state.catalog.write() as txn:
-            now = txn.node(node.id)
-            if now is not None:
-                pending = now._replace(state=State.PENDING, generation=generation)
-                txn.put_node(pending, now)
+            before = txn.node(node.id)
+            if before is None:
+                return
+            pending = before._replace(state=State.PENDING, generation=generation)
+            txn.put_node(pending, before)
+        try:
+            _write_label(disk, fd, pending)
+        except BaseException:
+            # It is still whole. While its label cannot say so, its record does not either.
+            _write_label(disk, fd, before)
+            with self._state.catalog.write() as txn:
+                txn.put_node(before, txn.node(node.id))
+            raise
 
     def _catch_unlink(self, file: OpenFile, node: Node) -> None:
         """The name may have gone between reading the record and registering the open."""
@@ -238,6 +262,8 @@ class Files:
         if inode.node is not None and not inode.files and state.handles.outlives:
             with state.catalog.write() as txn:
                 txn.drop_orphan(file.id)
+            if state.keeper is not None:
+                state.keeper.drop(namespace.orphan_name(file.id))
 
     def _settle_last(self, file: OpenFile) -> None:
         inode = self._state.handles.inode(file.id)
@@ -260,12 +286,18 @@ class Files:
             return
         found = os.fstat(fd)
         generation = state.generation(node.generation)
-        state.disk(node.disk).write_label(fd, _label(node, generation, 0))
-        with state.catalog.write() as txn:
-            now = txn.node(node_id)
-            if now is not None:
-                done = _with_stat(now, found)
-                txn.put_node(done._replace(state=State.COMMITTED, generation=generation), now)
+        done = _with_stat(node, found)
+        done = done._replace(state=State.COMMITTED, generation=generation)
+        try:
+            _write_label(state.disk(node.disk), fd, done)
+        except OSError:
+            # Served whole while the mount lives; the next one asks the label.
+            done = done._replace(state=State.PENDING, generation=node.generation)
+            raise
+        finally:
+            with state.catalog.write() as txn:
+                if (now := txn.node(node_id)) is not None:
+                    txn.put_node(done._replace(access=now.access, atime_ns=now.atime_ns), now)
 
     # -- bytes
 
@@ -346,10 +378,13 @@ def _reads(flags: int) -> bool:
     return flags & os.O_ACCMODE != os.O_WRONLY
 
 
-def _label(node: Node, generation: int, flags: int) -> bytes:
-    linked = records.LABEL_LINKED if node.nlink > 1 else 0
-    verify = records.verify_hash(node.parent, node.name)
-    return records.pack_label(Label(node.id, generation, verify, flags | linked))
+def _write_label(disk: Disk, fd: int, node: Node) -> None:
+    disk.write_label(fd, records.pack_label(records.label_of(node, (node.parent, node.name))))
+
+
+def _is_same(now: Node, before: Node) -> bool:
+    """Whether two records of a file are of the same bytes at the same place."""
+    return now._replace(access=0, atime_ns=0) == before._replace(access=0, atime_ns=0)
 
 
 def _with_stat(node: Node, found: os.stat_result) -> Node:

@@ -2,10 +2,11 @@
 
 import errno
 import os
+from collections.abc import Iterable
 
 from kvfuse import records
 from kvfuse.catalog import Txn
-from kvfuse.intents import RemoveDir, Unlink
+from kvfuse.intents import MakeDir, RemoveDir, Unlink
 from kvfuse.records import NO_DISK, Node
 from kvfuse.state import PoolState
 
@@ -95,21 +96,80 @@ def drop_file(state: PoolState, txn: Txn, node: Node) -> None:
 
 
 def keep_open(state: PoolState, txn: Txn, node: Node) -> None:
-    """Keep the record of a file that has just lost its last name while it is open.
+    """Keep the record of a file that is losing its last name while it is open.
 
-    With its file handle: the next server could not find it otherwise.
+    With its file handle: the next server could not find it otherwise. From here on requests by id
+    find it among the open files, before the record goes; ``still_named`` if it does not go.
     """
-    inode = state.handles.inode(node.id)
-    if node.nlink or inode is None or not state.handles.outlives:
+    if node.nlink or not state.handles.orphan(node) or not state.handles.outlives:
         return
     fd = state.handles.dup(node.id)
     if fd is None:  # closed meanwhile
         return
     try:
         handle = state.carriers[node.disk].disk.handle(fd)
+        if state.keeper is not None and (handle is None or not state.passthrough):
+            # Then nothing but a descriptor holds the file when this server dies.
+            state.keeper.keep(orphan_name(node.id), fd)
     finally:
         os.close(fd)
     txn.put_orphan(node, handle or b"")
+
+
+def still_named(state: PoolState, node_id: int) -> None:
+    """The transaction failed that took the last name of a file: it still has it."""
+    with state.catalog.read() as txn:
+        if txn.node(node_id) is not None:
+            state.handles.unorphan(node_id)
+
+
+def move_name(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes]) -> Node:
+    """Move one name of a file; the caller writes the record returned."""
+    entry = txn.entry(*old)
+    assert entry is not None, "the caller read this name under its lock"
+    moved = _renamed(txn, node, old, new)
+    txn.drop_entry(*old, entry[1])
+    txn.put_entry(*new, moved, entry[1])
+    return moved
+
+
+def swap_names(
+    state: PoolState,
+    txn: Txn,
+    a: tuple[int, bytes],
+    b: tuple[int, bytes],
+    generations: dict[int, int] | None = None,
+) -> None:
+    """Exchange two names; *generations* has new ones by id, for those on whose disks it is seen."""
+    entry_a, entry_b = txn.entry(*a), txn.entry(*b)
+    assert entry_a is not None, "held by their name locks"
+    assert entry_b is not None, "held by their name locks"
+    now_ns = state.now_ns()
+    for place, other in ((a, entry_a), (b, entry_b)):
+        txn.drop_entry(*place, other[1])
+    for (old, new), entry in (((a, b), entry_a), ((b, a), entry_b)):
+        node = txn.node(entry[0])
+        assert node is not None, "a name stands for a record"
+        moved = _renamed(txn, node, old, new)._replace(
+            ctime_ns=now_ns, generation=(generations or {}).get(node.id, node.generation)
+        )
+        txn.put_node(moved, node)
+        txn.put_entry(*new, moved, entry[1])
+    for directory in {a[0], b[0]}:
+        state.touch_dir(txn, directory, now_ns)
+
+
+def _renamed(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes]) -> Node:
+    if (node.parent, node.name) == old:
+        return node._replace(parent=new[0], name=new[1])
+    txn.drop_link(node.id, *old)
+    txn.put_link(node.id, *new)
+    return node
+
+
+def orphan_name(node_id: int) -> str:
+    """Return the name under which a descriptor of a file without a name is kept."""
+    return f"orphan-{node_id}"
 
 
 def drop_dir(state: PoolState, txn: Txn, parent: int, name: bytes, node: Node) -> list[int]:
@@ -138,3 +198,26 @@ def drop_dir(state: PoolState, txn: Txn, parent: int, name: bytes, node: Node) -
 def carrier_disks(txn: Txn, node: Node) -> list[int]:
     """Return the numbers of the disks that may have a carrier of a directory, present or not."""
     return [number for number in txn.disks() if node.ino & records.carrier_bit(number)]
+
+
+def carry_to(state: PoolState, txn: Txn, disks: Iterable[int], dir_id: int) -> None:
+    """Let *disks* have carriers of a directory and those above: a chore moves something there."""
+    chain: list[Node] = []
+    while dir_id != records.ROOT_ID:
+        node = txn.node(dir_id)
+        if node is None:
+            raise OSError(errno.ESTALE, "the directory is gone")
+        chain.append(node)
+        dir_id = node.parent
+    for node in reversed(chain):
+        bits = node.ino
+        path = full_path(txn, node.parent, node.name)
+        mode = node.mode & 0o7777
+        for disk in disks:
+            bit = records.carrier_bit(disk)
+            if not node.ino & bit or records.is_shared_bit(bit):
+                chore = MakeDir(path, node.id, node.generation, mode, node.uid, node.gid)
+                txn.put_chore(disk, state.next_id(), chore)
+                bits |= bit
+        if bits != node.ino:
+            txn.put_node(node._replace(ino=bits), node)

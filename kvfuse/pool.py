@@ -31,7 +31,7 @@ from kvfuse.recovery import recover
 from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfuse.report import Report, StatFs
 from kvfuse.resume import restore_handles, write_facts
-from kvfuse.state import Outliving, PoolState, Rules
+from kvfuse.state import Keeper, Outliving, PoolState, Rules
 from kvfuse.upkeep import Upkeep
 
 __all__ = [
@@ -201,9 +201,13 @@ class Pool:
         with self._state.catalog.write() as txn:
             return txn.count_attempt(unique)
 
-    def data_in_kernel(self, *, on: bool) -> None:
-        """Tell the pool that writes pass it by: sizes are then asked of the disk."""
+    def data_in_kernel(self, *, on: bool, passthrough: bool = False) -> None:
+        """Tell the pool that writes pass it by: sizes are then asked of the disk.
+
+        With *passthrough* the kernel itself holds what it has open.
+        """
         self._state.data_in_kernel = on
+        self._state.passthrough = passthrough
 
     # -- the end
 
@@ -241,7 +245,7 @@ class Pool:
                 _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
 
 
-def open_pool(
+def open_pool(  # noqa: PLR0913 - what a successor needs besides
     config: Config,
     disks: DiskSet,
     *,
@@ -249,12 +253,14 @@ def open_pool(
     outlives: bool = False,
     resume: bool = False,
     stuck_pids: Sequence[int] = (),
+    keeper: Keeper | None = None,
 ) -> Pool:
     """Return the pool of *disks*: its catalog found or rebuilt, what was begun before finished.
 
     *progress* is told, about twice a second, how far a scan is. With *outlives* open files are kept
     where the next server finds them; with *resume* this is the next server, and threads of
-    *stuck_pids* still hang inside system calls of the one before.
+    *stuck_pids* still hang inside system calls of the one before. *keeper* keeps descriptors of
+    files that nothing else would hold.
 
     Raises:
         CatalogDamagedError: with *resume*, the catalog of the mount cannot be read.
@@ -278,6 +284,7 @@ def open_pool(
         outliving=None if table is None else Outliving(table, run_dir / "inflight"),
     )
     state.stuck_pids = list(stuck_pids)
+    state.keeper = keeper
     opens: dict[int, list[OpenSlot]] = {}
     if resume:
         assert table is not None, "made above"

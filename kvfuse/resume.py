@@ -23,6 +23,7 @@ from kvfuse.handles import OpenFile
 from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.health import Health
 from kvfuse.inflight import stuck_disks
+from kvfuse.namespace import orphan_name
 from kvfuse.records import Node
 from kvfuse.state import PoolState
 from kvfuse.topology import Topology
@@ -193,6 +194,9 @@ def _reopen(
     if node is None:
         if orphan is None:
             raise OSError(errno.ESTALE, "no record")
+        kept = None if state.keeper is None else state.keeper.fds.get(orphan_name(slot.id))
+        if kept is not None:
+            return os.open(f"/proc/self/fd/{kept}", access | os.O_CLOEXEC)
         return disk.open_handle(orphan[1], access)
     fd = carriers.at(node.parent, lambda dir_fd: disk.open(dir_fd, node.name, access))
     if os.fstat(fd).st_ino != node.ino or not stat.S_ISREG(os.fstat(fd).st_mode):

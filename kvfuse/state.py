@@ -11,10 +11,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from kvfuse import placement, records
 from kvfuse.accesses import Accesses
@@ -26,6 +27,7 @@ from kvfuse.handles import Handles
 from kvfuse.handletable import HandleTable
 from kvfuse.health import Health, fault_of
 from kvfuse.inflight import Inflight
+from kvfuse.intents import Intent, disks_of
 from kvfuse.locks import KeyedLocks
 from kvfuse.numbers import Numbers
 from kvfuse.records import Node
@@ -36,7 +38,6 @@ _log = logging.getLogger(__name__)
 
 _PATHS_MAX = 65536
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
-_ROOM_VALID_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,20 @@ class Rules:
     temp_patterns: Sequence[TempPattern]
     reserve_bytes: Callable[[int], int]  # capacity of a disk -> bytes never handed out
     op_timeout_s: float
+
+
+class Keeper(Protocol):
+    """Whoever keeps descriptors for the next server, and has those of the one before in *fds*."""
+
+    fds: Mapping[str, int]
+
+    def keep(self, name: str, fd: int) -> None:
+        """Keep a duplicate of *fd*; best effort."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Close what is kept under *name*, if anything is."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,8 @@ class PoolState:
             for slot in slots
             if slot.disk is not None
         }  # fmt: skip
+        self.keeper: Keeper | None = None
+        self.passthrough = False  # the kernel holds the files it has open on the disks itself
         self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
         self.work = {number: threading.Event() for number in self.carriers}  # backlog to look at
         self.inflight = Inflight(None if outliving is None else outliving.inflight)
@@ -96,9 +113,10 @@ class PoolState:
             done = txn.results()
         self.results = {unique: node_id for _, unique, node_id in done}
         self._result_numbers = itertools.count(max((r[0] for r in done), default=-1) + 1)
+        self.left: dict[int, Intent] = {}  # intents of verbs that failed, not settled yet
         self._paths: dict[int, bytes] = {}
         self._health_mutex = threading.Lock()
-        self._room: dict[int, tuple[float, bool]] = {}
+        self._room: dict[int, bool] = {}  # by disk, as last measured
         self.numbers = Numbers(catalog)
         self.next_id = self.numbers.next_id
         self.generation = self.numbers.generation
@@ -138,10 +156,21 @@ class PoolState:
 
     def note_error(self, number: int, code: int) -> None:
         """Let the health of a disk learn from an errno."""
+        if self.slots[number].health.is_stuck:
+            return  # what a call brings back late is not believed; a scan decides
         self.change_health(number, lambda health, now_s: health.on_error(code, now_s=now_s))
 
-    def note_timeout(self, number: int) -> None:
-        """A request on the disk outlived its deadline: it is fenced until no call hangs on it."""
+    def note_timeout(self, number: int, thread: int | None = None) -> None:
+        """A request on the disk outlived its deadline: it is fenced until no call hangs on it.
+
+        *thread*, by its native id, is who works on the request: it may be at another disk by now,
+        or wait for a lock, which is no disk's fault.
+        """
+        if thread is not None:
+            asked = self.inflight.disk_of(thread)
+            if asked is None:
+                return
+            number = asked
         self.change_health(number, lambda health, now_s: health.on_timeout(now_s=now_s))
         self.wake([number])
 
@@ -171,7 +200,8 @@ class PoolState:
         ranked = placement.candidates(routing, self.members, rules.policy)
         slots = (self._by_id.get(disk_id) for disk_id in ranked)
         able = [slot for slot in slots if slot is not None and slot.disk and slot.health.writable]
-        return [s.number for s in able if self._has_room(s) and s.health.schedulable]
+        # As last measured by the upkeep: a placement must not wait for a disk.
+        return [s.number for s in able if self._room.get(s.number, True) and s.health.schedulable]
 
     def owner(self, parent: int, name: bytes) -> str | None:
         """Return the id of the disk that owns a name, usable or not."""
@@ -184,30 +214,25 @@ class PoolState:
         ranked = placement.candidates(routing, self.members, self.rules.policy)
         return ranked[0] if ranked else None
 
-    def _has_room(self, slot: Slot) -> bool:
-        now_s = time.monotonic()
-        known = self._room.get(slot.number)
-        if known is not None and now_s - known[0] < _ROOM_VALID_S:
-            return known[1]
-        assert slot.disk is not None, "only disks that are there are candidates"
-        try:
+    def measure_room(self, number: int) -> None:
+        """Ask a disk whether it has room for new files; may block on it."""
+        slot = self.slots[number]
+        if slot.disk is None:
+            return
+        with self.on(number):
             space = slot.disk.space()
-        except OSError as exc:
-            self.note_error(slot.number, exc.errno or errno.EIO)
-            return False
         reserve_bytes = self.rules.reserve_bytes(space.capacity_bytes)
         room = space.available_bytes > reserve_bytes and (
             space.inodes_total == 0 or space.inodes_free > 0
         )
-        self._room[slot.number] = (now_s, room)
+        self._room[number] = room
         if room and slot.health.is_full:
-            self.change_health(slot.number, lambda health, at_s: health.on_room(now_s=at_s))
+            self.change_health(number, lambda health, at_s: health.on_room(now_s=at_s))
         elif not room and not slot.health.is_full:
             self.change_health(
-                slot.number,
+                number,
                 lambda health, at_s: health.on_full(now_s=at_s, reason="down to the reserve"),
             )
-        return room
 
     # -- paths
 
@@ -262,6 +287,37 @@ class PoolState:
             self.results[unique] = node_id
         if unique:
             txn.put_result(next(self._result_numbers), unique, node_id)
+
+    # -- intents
+
+    def say(self, intent: Intent) -> int:
+        """Say what is about to be done, and return the number it has until it is settled.
+
+        The names in it are locked by the caller. What the disks still have to put at a path is
+        done first: it would find the new file in its way.
+
+        Raises:
+            OSError: a disk failed; nothing is said.
+        """
+        number = self.next_id()
+        disks = disks_of(intent)
+        try:
+            with self.catalog.write() as txn:
+                txn.put_intent(number, intent)
+                behind = [disk for disk in disks if txn.is_behind(disk)]
+            for disk in behind:
+                with self.on(disk) as carriers:
+                    carriers.drain()
+        except BaseException:
+            with self.catalog.write() as txn:
+                txn.drop_intent(number)
+            raise
+        return number
+
+    def leave(self, number: int, intent: Intent) -> None:
+        """Leave an intent to the upkeep: a disk could not say what became of it."""
+        self.left[number] = intent
+        self.wake(list(disks_of(intent)))
 
     def wake(self, numbers: Sequence[int]) -> None:
         """Tell the upkeep of these disks that there are chores."""

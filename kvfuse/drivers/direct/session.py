@@ -176,7 +176,8 @@ class DirectSession:
             self._pool.request,
         )
         self._modes, self._executor, self._contents = modes, executor, contents
-        self._pool.data_in_kernel(on=True)  # bytes pass the pool by, in the kernel or through here
+        # bytes pass the pool by, in the kernel or through here
+        self._pool.data_in_kernel(on=True, passthrough=modes.obstacle is None)
         self.notices = Notices(fd, agreement)
         if modes.obstacle:
             log.info("files are read and written through the server: %s", modes.obstacle)
