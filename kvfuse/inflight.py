@@ -52,6 +52,11 @@ class Inflight:
         """Note that the work is done."""
         _SLOT.pack_into(self._data, self._own.offset, threading.get_native_id(), before)
 
+    def disk_of(self, thread: int) -> int | None:
+        """Return the disk a thread, by its native id, works on now; None when it asks none."""
+        disk: int = dict(_SLOT.iter_unpack(bytes(self._data))).get(thread, 0)
+        return disk - 1 if disk else None
+
     def busy(self) -> set[int]:
         """Return the numbers of the disks some thread is at work on."""
         found = {disk - 1 for _, disk in _SLOT.iter_unpack(bytes(self._data))}

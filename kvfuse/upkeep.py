@@ -12,7 +12,7 @@ import time
 from kvfuse import durability
 from kvfuse.carriers import Carriers
 from kvfuse.inflight import threads_of
-from kvfuse.recovery import readmit
+from kvfuse.recovery import readmit, settle_left
 from kvfuse.resume import answers
 from kvfuse.state import PoolState
 
@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 SYNC_INTERVAL_S = 30.0
 ACCESS_INTERVAL_S = 0.1
 FENCED_INTERVAL_S = 0.25
+ROOM_INTERVAL_S = 0.2
 READER_CHECK_INTERVAL_S = 60.0
 
 
@@ -60,20 +61,29 @@ class Upkeep:
         work = state.work[number]
         plan = _SyncPlan(time.monotonic(), state.rules.op_timeout_s)
         while not self._stopping.is_set():
-            work.wait(plan.wait_s(time.monotonic()))
+            self._measure_room(number)
+            is_woken = work.wait(min(plan.wait_s(time.monotonic()), ROOM_INTERVAL_S))
             if self._stopping.is_set():
                 return
+            if not is_woken and plan.wait_s(time.monotonic()):
+                continue
             work.clear()
             if state.slots[number].health.is_stuck:
                 self._try_readmit(number, carriers)
             if not state.slots[number].health.writable:
                 continue
+            settle_left(state, number)
             with contextlib.suppress(OSError), state.on(number):
                 carriers.drain()
             state.change_health(number, lambda health, now_s: health.on_success(now_s=now_s))
             generation = plan.due(time.monotonic(), state.numbers.last_generation())
             if generation is not None:
                 self._sync(number, carriers, generation)
+
+    def _measure_room(self, number: int) -> None:
+        if self._state.slots[number].health.readable:
+            with contextlib.suppress(OSError):  # noted in the disk's health
+                self._state.measure_room(number)
 
     def _try_readmit(self, number: int, carriers: Carriers) -> None:
         """Wait a moment; take a fenced disk back when no call of anybody hangs on it."""

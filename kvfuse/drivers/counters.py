@@ -25,6 +25,7 @@ class RequestCounters:
     """
 
     def __init__(self) -> None:
+        self.active = 0  # requests that are not answered yet
         self._by_op: dict[str, Counter] = {}
 
     def of(self, op: str) -> Counter:

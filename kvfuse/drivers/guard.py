@@ -46,6 +46,8 @@ def handler(method: _Method[S, P, R]) -> _Method[S, P, R]:
 
     @functools.wraps(method)
     async def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        counters = self.counters
+        counters.active += 1
         begin_ns = time.perf_counter_ns()
         failed = True
         try:
@@ -61,7 +63,8 @@ def handler(method: _Method[S, P, R]) -> _Method[S, P, R]:
         else:
             return result
         finally:
-            self.counters.of(op).add(time.perf_counter_ns() - begin_ns, failed=failed)
+            counters.active -= 1
+            counters.of(op).add(time.perf_counter_ns() - begin_ns, failed=failed)
         raise pyfuse3.FUSEError(code)
 
     return cast("_Method[S, P, R]", guarded)  # wraps() forgets that self has no keyword

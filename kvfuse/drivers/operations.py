@@ -25,8 +25,6 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 BLOCK_BYTES = 4096  # preferred size of an access, unit of statfs
-# Waiting for a lock ends after the timeout, in the pool. Only what takes longer hangs on its disk.
-_LOCKS_FIRST = 1.1
 SYNC_TIMEOUT_FACTOR = 6  # fsync waits for all that was written before: slow is not sick
 
 # "." and ".." stand before every cookie of the pool
@@ -84,8 +82,9 @@ class PoolOperations(pyfuse3.Operations):
         super().__init__()
         self._pool = pool
         self._timeouts = timeouts
-        self.threads = DiskThreads(pool.note_timeout, op_timeout_s=timeouts.op_s * _LOCKS_FIRST)
+        self.threads = DiskThreads(pool.note_timeout, op_timeout_s=timeouts.op_s)
         self.counters = counters
+        self._readers: set[int] = set()  # handles that cannot write
         self.answering = trio.Event()  # set once the kernel has asked for the first time
 
     def init(self) -> None:
@@ -334,8 +333,10 @@ class PoolOperations(pyfuse3.Operations):
             on_late=pool.release,
             late_errno=errno.ESTALE,
         )
-        reads_only = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC
-        keep = reads_only and self._is_committed(inode)
+        keep = False
+        if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
+            self._readers.add(fh)
+            keep = self._is_committed(inode)
         return pyfuse3.FileInfo(fh=fh, direct_io=False, keep_cache=keep)
 
     def _is_committed(self, inode: int) -> bool:
@@ -358,7 +359,9 @@ class PoolOperations(pyfuse3.Operations):
 
     @handler
     async def flush(self, fh: int) -> None:
-        """One descriptor of the handle was closed."""
+        """One descriptor of the handle was closed; only a writer's close has something to tell."""
+        if fh in self._readers:
+            return
         pool = self._pool
         await self.threads.run(pool.disk_of_handle(fh), pool.flush, fh)
 
@@ -366,6 +369,7 @@ class PoolOperations(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         """Give the handle back: always answered well, and done even if the disk hangs now."""
         pool = self._pool
+        self._readers.discard(fh)
         await self.threads.run_surely(pool.disk_of_handle(fh), pool.release, fh)
 
     @handler

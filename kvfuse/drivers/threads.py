@@ -73,11 +73,12 @@ def _settle(call: Callable[[], object]) -> None:
 class _Call(Generic[R]):
     """One verb on its way through a thread; its lane's lock decides who owns the result."""
 
-    __slots__ = ("_error", "_fn", "_lane", "_on_late", "_result", "_stage")
+    __slots__ = ("_error", "_fn", "_lane", "_on_late", "_result", "_stage", "thread")
 
     def __init__(
         self, lane: _Lane, fn: Callable[[], R], on_late: Callable[[R], object] | None
     ) -> None:
+        self.thread = 0  # native id of the thread, once it runs
         self._lane = lane
         self._fn = fn
         self._on_late = on_late
@@ -91,6 +92,7 @@ class _Call(Generic[R]):
             if self._stage is _Stage.ABANDONED:  # given up between limiter and thread
                 return
             self._stage = _Stage.RUNNING
+            self.thread = threading.get_native_id()
         try:
             self._result = self._fn()
         except BaseException as exc:  # noqa: BLE001 - handed to the waiter as it is
@@ -135,12 +137,13 @@ class _Call(Generic[R]):
 class DiskThreads:
     """Runs verbs in threads, at most *limit_per_disk* of each disk at once.
 
-    *note_timeout* is told the number of a disk on which a verb outlived *op_timeout_s*.
+    *note_timeout* is told of each verb that outlived *op_timeout_s*: its disk, or lane, and the
+    native id of its thread, for it may wait for something else than that disk.
     """
 
     def __init__(
         self,
-        note_timeout: Callable[[int], object],
+        note_timeout: Callable[[int, int], object],
         *,
         op_timeout_s: float,
         limit_per_disk: int = 16,
@@ -191,7 +194,7 @@ class DiskThreads:
             case _Stage.DONE:
                 return call.take()
             case _Stage.RUNNING:
-                self._blame(disk)
+                self._note_timeout(disk, call.thread)
                 raise OSError(late_errno, f"disk {disk}: no answer in time")
             case _:
                 raise OSError(late_errno, f"disk {disk}: no thread was free in time")
@@ -221,12 +224,7 @@ class DiskThreads:
         if stage is _Stage.WAITING:
             lane.owed.append(pay)
         elif stage is _Stage.RUNNING:
-            self._blame(disk)
-
-    def _blame(self, disk: int) -> None:
-        if disk not in (MEMORY, EVERY):
-            log.warning("disk %d: a request outlived its deadline", disk)
-            self._note_timeout(disk)
+            self._note_timeout(disk, call.thread)
 
     async def _attend(self, lane: _Lane, call: _Call[Any], timeout_s: float) -> None:
         """Wait for *call* until the deadline."""

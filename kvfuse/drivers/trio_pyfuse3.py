@@ -30,6 +30,9 @@ FILESYSTEM = "kvfuse"
 # One task waits for each unanswered request. A hung disk keeps at most its threads and its queue
 # (``threads.WAITING_MAX``), so this leaves room for the others while several disks hang.
 TASKS_MAX = 4096
+QUIET_INTERVAL_S = 0.01
+QUIET_LOOKS = 5
+QUIET_TIMEOUT_S = 2.0
 READ_AHEAD_KB = 1024  # the largest request libfuse takes: eight times fewer than by default
 
 
@@ -97,7 +100,7 @@ async def serve(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_announce, operations.answering, mountpoint, ready)
-            nursery.start_soon(_unmount_when, stop, mountpoint)
+            nursery.start_soon(_unmount_when, stop, mountpoint, operations.counters)
             failure = await _answer()
             nursery.cancel_scope.cancel()
     finally:
@@ -159,14 +162,24 @@ async def _answer() -> BaseException | None:
     return first
 
 
-async def _unmount_when(stop: trio.Event, mountpoint: str) -> None:
+async def _unmount_when(stop: trio.Event, mountpoint: str, counters: RequestCounters) -> None:
     """Unmount in peace while requests are still answered; when it is busy, stop answering."""
     await stop.wait()
     try:
         await trio.to_thread.run_sync(_leave, mountpoint, abandon_on_cancel=True)
     except OSError as exc:
         log.info("%s: clients are cut off: %s", mountpoint, exc.strerror)
+        with trio.move_on_after(QUIET_TIMEOUT_S):
+            await _quiet(counters)
         pyfuse3.terminate()
+
+
+async def _quiet(counters: RequestCounters) -> None:
+    """Wait until nothing is asked for a moment: syncfs returns before its writes have come."""
+    calm = 0
+    while calm < QUIET_LOOKS:
+        await trio.sleep(QUIET_INTERVAL_S)
+        calm = 0 if counters.active else calm + 1
 
 
 def _leave(mountpoint: str) -> None:

@@ -59,7 +59,7 @@ class BrokenPool:
     def __init__(self, fail: Callable[[], object]) -> None:
         self._fail = fail
 
-    def note_timeout(self, disk: int) -> None:
+    def note_timeout(self, disk: int, thread: int) -> None:
         raise AssertionError("nothing takes long here")
 
     def __getattr__(self, name: str) -> Callable[..., object]:
