@@ -51,7 +51,13 @@ def draw(lines: Sequence[Line], targets: Sequence[str], base: str, path: Path, t
     pyplot.close(figure)
 
 
-def _dots(axis: Any, group: Sequence[Line], target: str, base: str, shift: float) -> None:
+def _dots(
+    axis: Any,
+    group: Sequence[Line],
+    target: str,
+    base: str,
+    shift: float,  # noqa: ANN401 - untyped
+) -> None:
     """Draw the median of each line with its spread."""
     places, medians, below, above = [], [], [], []
     for place, line in enumerate(group):
