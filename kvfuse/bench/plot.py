@@ -52,11 +52,11 @@ def draw(lines: Sequence[Line], targets: Sequence[str], base: str, path: Path, t
 
 
 def _dots(
-    axis: Any,
+    axis: Any,  # noqa: ANN401 - its types are not there without the extra
     group: Sequence[Line],
     target: str,
     base: str,
-    shift: float,  # noqa: ANN401 - untyped
+    shift: float,
 ) -> None:
     """Draw the median of each line with its spread."""
     places, medians, below, above = [], [], [], []
