@@ -17,12 +17,13 @@ LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
     "edges": """syscalls root disk identity whereabouts candidates adoption diskset catalog journal
-        metrics mounts stop durability""",
+        metrics mounts stop durability fdstore""",
     "heart": """locks carriers handles accesses numbers state files attributes namespace names
         renames recovery scan upkeep status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
-    "shell": "logs notify progress daemon supervisor doctor bench cli __main__",
+    "shell": """logs notify progress processes restarts ledger detach launch upgrades supervised
+        supervisor takeover daemon doctor bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]
 # What has effects or asks the machine: the core gets time, randomness, environment as arguments.
