@@ -22,6 +22,7 @@ class Kind(StrEnum):
     CATALOG = "catalog"  # the catalog contradicts itself
     MISSING = "missing"  # a record whose file is not on its disk
     DIFFERENT = "different"  # a file that is not as its record says
+    OWNER = "owner"  # owner or mode: clients see the record's
     ORPHAN = "orphan"  # a labelled file or directory no record speaks of
     UNFINISHED = "unfinished"  # said, and not done yet: normal while a disk is away
     UNREADABLE = "unreadable"  # the disk did not answer
@@ -265,7 +266,7 @@ class _DiskCheck:
         there = (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
         noted = (stat.S_IMODE(node.mode), node.uid, node.gid)
         if there != noted:
-            self._say(Kind.DIFFERENT, path, f"has mode, uid, gid {there}, noted {noted}")
+            self._say(Kind.OWNER, path, f"has mode, uid, gid {there}, noted {noted}")
 
     def _compare_label(
         self, path: bytes, place: tuple[int, bytes], node: Node, label: Label | None

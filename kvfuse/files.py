@@ -23,6 +23,8 @@ class Files:
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
+        # What the disk said of files whose last close could not be recorded.
+        self._unsettled: dict[int, os.stat_result] = {}
 
     # -- attributes of what may be open
 
@@ -39,6 +41,8 @@ class Files:
             # The last writer may have gone since *node* was read: the record now has its size.
             with state.catalog.read() as txn:
                 node = txn.node(node.id) or node
+            if node.state == State.PENDING and (found := self._unsettled.get(node.id)):
+                node = _with_stat(node, found)
         atime_ns = state.accesses.get(node.id)
         return node if atime_ns is None else node._replace(atime_ns=atime_ns)
 
@@ -58,8 +62,8 @@ class Files:
 
     # -- open and release
 
-    def open(self, node_id: int, flags: int) -> int:
-        """Open a file by id and return its handle number."""
+    def open(self, node_id: int, flags: int, locked: tuple[int, bytes] | None = None) -> int:
+        """Open a file by id and return its handle number; the caller holds the name *locked*."""
         state = self._state
         writable = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
         for _ in range(_RETRIES):
@@ -79,7 +83,8 @@ class Files:
             if fd is not None:
                 with state.on(node.disk), _closing_on_error(fd):
                     return self._register(node, fd, flags, writable=writable)
-            if self._is_lost(node):
+            is_locked = locked == (node.parent, node.name)
+            if self.forget_lost(node) if is_locked else self._is_lost(node):
                 break
         raise OSError(errno.ESTALE, "the file is gone")
 
@@ -96,7 +101,8 @@ class Files:
             now = txn.node(node.id)
             if now is None or not _is_same(now, node):
                 return False
-            if any(speaks_of(intent, node.disk, node.ino) for _, intent in txn.intents()):
+            place = (node.parent, node.name)
+            if any(speaks_of(said, node.disk, node.ino, place) for _, said in txn.intents()):
                 return False  # a rename of it is not settled: it may be at its other name
             namespace.drop_file(state, txn, now)
             namespace.keep_open(state, txn, now._replace(nlink=0))
@@ -213,6 +219,7 @@ class Files:
         if inode is not None and inode.writers:
             return
         generation = self._state.generation(node.generation)
+        self._unsettled.pop(node.id, None)
         with self._state.catalog.write() as txn:
             before = txn.node(node.id)
             if before is None:
@@ -286,18 +293,15 @@ class Files:
             return
         found = os.fstat(fd)
         generation = state.generation(node.generation)
-        done = _with_stat(node, found)
-        done = done._replace(state=State.COMMITTED, generation=generation)
-        try:
-            _write_label(state.disk(node.disk), fd, done)
-        except OSError:
-            # Served whole while the mount lives; the next one asks the label.
-            done = done._replace(state=State.PENDING, generation=node.generation)
-            raise
-        finally:
-            with state.catalog.write() as txn:
-                if (now := txn.node(node_id)) is not None:
-                    txn.put_node(done._replace(access=now.access, atime_ns=now.atime_ns), now)
+        done = _with_stat(node, found)._replace(state=State.COMMITTED, generation=generation)
+        # Until it is recorded it is served as it is; the next mount asks its label.
+        self._unsettled[node_id] = found
+        _write_label(state.disk(node.disk), fd, done)
+        with state.catalog.write() as txn:
+            now = txn.node(node_id)
+            if now is not None:
+                txn.put_node(done._replace(access=now.access, atime_ns=now.atime_ns), now)
+        self._unsettled.pop(node_id, None)
 
     # -- bytes
 

@@ -131,6 +131,13 @@ class Handles:
             inode.node = node
             return True
 
+    def unorphan(self, node_id: int) -> None:
+        """The file has a name after all."""
+        with self._mutex:
+            inode = self._inodes.get(node_id)
+            if inode is not None:
+                inode.node = None
+
     def remove(self, fh: int) -> tuple[OpenFile, OpenInode]:
         """Forget an open; the caller closes its descriptor, and frees its number at last.
 

@@ -128,6 +128,32 @@ def disks_of(intent: Intent) -> set[int]:
     return {intent.disk, intent.other_disk} if isinstance(intent, Swap) else {intent.disk}
 
 
+def places_of(intent: Intent) -> list[tuple[int, bytes]]:
+    """Return the names, with their directories, that *intent* changes."""
+    places = [(intent.parent, intent.name)]
+    match intent:
+        case Move():
+            places.append((intent.new_parent, intent.new_name))
+        case Swap():
+            places.append((intent.other_parent, intent.other_name))
+        case Create() | Link():
+            pass
+    return places
+
+
+def speaks_of(intent: Intent, disk: int, ino: int, place: tuple[int, bytes]) -> bool:
+    """Whether *intent* is about inode *ino* of *disk*, or may have replaced it at *place*."""
+    match intent:
+        case Swap():
+            return (disk, ino) in ((intent.disk, intent.ino), (intent.other_disk, intent.other_ino))
+        case Move():
+            return disk == intent.disk and (
+                ino == intent.ino or place == (intent.new_parent, intent.new_name)
+            )
+        case Create() | Link():
+            return False
+
+
 def moves_paths(chore: Chore) -> bool:
     """Whether *chore* may put something at a path where nothing was."""
     return isinstance(chore, MakeDir | RenameDir | SwapPaths)

@@ -15,7 +15,8 @@ from kvfuse.carriers import Carriers
 from kvfuse.files import Files
 from kvfuse.health import fault_of
 from kvfuse.intents import Create, Link
-from kvfuse.records import NO_DISK, Caller, Label, Node, State, is_reserved
+from kvfuse.records import NO_DISK, Caller, Node, State, is_reserved
+from kvfuse.settle import finish_link, settle_failed
 from kvfuse.state import PoolState, check_name
 
 T = TypeVar("T")
@@ -56,13 +57,24 @@ class Names:
             if old is not None:
                 if flags & os.O_EXCL:
                     raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-                fh = self._files.open(old.id, flags)
-                return self._files.current(old), fh
+                found = self._open_found(old, flags)  # None: removed behind our back
+                if found is not None:
+                    return found
             bits = stat.S_IFREG | (mode & ~caller.umask & _FILE_BITS)
             fresh = self._fresh(directory, name, bits, caller)
             node, fd = self._on_candidates(fresh, self._create_on)
             fh = self._files.adopt(node, fd, flags)
             return self._files.current(node), fh
+
+    def _open_found(self, old: Node, flags: int) -> tuple[Node, int] | None:
+        """Open the file whose name is locked; None when it was removed behind our back."""
+        try:
+            fh = self._files.open(old.id, flags, locked=(old.parent, old.name))
+        except OSError as exc:
+            if exc.errno == errno.ESTALE:
+                return None
+            raise
+        return self._files.current(old), fh
 
     def mknod(self, parent: int, name: bytes, mode: int, caller: Caller) -> Node:
         """Create an empty regular file; anything else is EPERM."""
@@ -113,7 +125,8 @@ class Names:
 
     def _create_on(self, node: Node) -> tuple[Node, int]:
         state = self._state
-        number = self._say(Create(node.disk, node.id, node.parent, node.name, state.request.unique))
+        intent = Create(node.disk, node.id, node.parent, node.name, state.request.unique)
+        number = state.say(intent)
         fd = -1
         try:
             with state.on(node.disk) as carriers:
@@ -125,7 +138,7 @@ class Names:
                         dir_fd, node.name, mode=node.mode, uid=node.uid, gid=node.gid
                     ),
                 )
-                disk.write_label(fd, self._label(node, records.LABEL_PENDING))
+                disk.write_label(fd, self._label(node))
                 found = disk.fstat(fd)
             made = node._replace(
                 ino=found.st_ino, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
@@ -135,14 +148,14 @@ class Names:
         except BaseException:
             if fd >= 0:
                 os.close(fd)
-            self._undo(node, number, made=fd >= 0)
+            settle_failed(state, number, intent)
             raise
         return made, fd
 
     def _symlink_on(self, node: Node, target: bytes) -> Node:
         state = self._state
-        number = self._say(Create(node.disk, node.id, node.parent, node.name, state.request.unique))
-        done = False
+        intent = Create(node.disk, node.id, node.parent, node.name, state.request.unique)
+        number = state.say(intent)
         try:
             with state.on(node.disk) as carriers:
                 disk = carriers.disk
@@ -152,15 +165,14 @@ class Names:
                     return disk.stat(dir_fd, node.name)
 
                 found = self._in_the_clear(carriers, node, act)
-                done = True
-                label = self._label(node, 0)
+                label = self._label(node)
                 carriers.at(
                     node.parent, lambda dir_fd: disk.write_label_at(dir_fd, node.name, label)
                 )
             made = node._replace(ino=found.st_ino, blocks=found.st_blocks)
             self._record(made, number)
         except BaseException:
-            self._undo(node, number, made=done)
+            settle_failed(state, number, intent)
             raise
         return made
 
@@ -172,12 +184,6 @@ class Names:
             carriers.clear_way(node.parent, node.name)
             return carriers.at(node.parent, action, make=True)
 
-    def _say(self, intent: Create | Link) -> int:
-        number = self._state.next_id()
-        with self._state.catalog.write() as txn:
-            txn.put_intent(number, intent)
-        return number
-
     def _record(self, node: Node, intent: int) -> None:
         """Record what was made and drop the intent."""
         with self._state.catalog.write() as txn:
@@ -187,25 +193,9 @@ class Names:
             self._state.done(txn, node.id)
             txn.drop_intent(intent)
 
-    def _undo(self, node: Node, intent: int, *, made: bool) -> None:
-        """Take back a creation that failed; what the disk does not let go, recovery finds."""
-        state = self._state
-        if made:
-            carriers = state.carriers[node.disk]
-            try:
-                carriers.at(node.parent, lambda fd: carriers.disk.unlink(fd, node.name))
-            except FileNotFoundError:
-                pass
-            except OSError as exc:
-                state.note_error(node.disk, exc.errno or errno.EIO)
-                return
-        with state.catalog.write() as txn:
-            txn.drop_intent(intent)
-
     @staticmethod
-    def _label(node: Node, flags: int) -> bytes:
-        verify = records.verify_hash(node.parent, node.name)
-        return records.pack_label(Label(node.id, node.generation, verify, flags))
+    def _label(node: Node) -> bytes:
+        return records.pack_label(records.label_of(node, (node.parent, node.name)))
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of a file or symlink."""
@@ -220,36 +210,42 @@ class Names:
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             state.check_writable(node.disk)
             with state.locks.hold(("inode", node.id)):
-                with state.catalog.write() as txn:
-                    now = txn.node(node.id) or node
-                    left, number = namespace.drop_name(state, txn, parent, name, now)
-                    state.touch_dir(txn, parent, left.ctime_ns)
-                    namespace.keep_open(state, txn, left)
-                    state.done(txn, 0)
-                if left.nlink == 0:
-                    state.handles.orphan(left)
-            self.finish_unlink(left, parent, name, number)
+                try:
+                    with state.catalog.write() as txn:
+                        now = txn.node(node.id) or node
+                        left, number = namespace.drop_name(state, txn, parent, name, now)
+                        state.touch_dir(txn, parent, left.ctime_ns)
+                        namespace.keep_open(state, txn, left)
+                        state.done(txn, 0)
+                except BaseException:
+                    namespace.still_named(state, node.id)
+                    raise
+            self._finish_unlink(left, parent, name, number)
 
-    def finish_unlink(self, node: Node, parent: int, name: bytes, chore: int) -> None:
+    def _finish_unlink(self, node: Node, parent: int, name: bytes, chore: int) -> None:
         """Do the chore of a removal now; when the disk does not let us, it stays a chore."""
         state = self._state
+
+        def act(dir_fd: int) -> bool:
+            if disk.stat(dir_fd, name).st_ino != node.ino:
+                return False
+            disk.unlink(dir_fd, name)
+            return True
+
         try:
             with state.on(node.disk) as carriers:
                 disk = carriers.disk
-
-                def act(dir_fd: int) -> None:
-                    if disk.stat(dir_fd, name).st_ino == node.ino:
-                        disk.unlink(dir_fd, name)
-
-                carriers.at(parent, act)
+                is_done = carriers.at(parent, act)
         except FileNotFoundError:
-            pass
+            is_done = True
         except (OSError, KeyError):
             # The name is gone for clients whatever the disk says; its bytes follow later.
+            is_done = False
+        if is_done:
+            with state.catalog.write() as txn:
+                txn.drop_chore(node.disk, chore)
+        else:  # or it is still on its way to this name, by a chore that comes before
             state.wake([node.disk])
-            return
-        with state.catalog.write() as txn:
-            txn.drop_chore(node.disk, chore)
 
     def link(self, node_id: int, parent: int, name: bytes) -> Node:
         """Give a file one more name, on its own disk."""
@@ -277,42 +273,32 @@ class Names:
     def _link(self, node: Node, parent: int, name: bytes) -> Node | None:
         """Link *node* as (parent, name); None when it has been renamed since it was read."""
         state = self._state
-        number = self._say(Link(node.disk, node.id, node.ino, parent, name, state.request.unique))
-        done = False
+        with state.catalog.read() as txn:
+            node = txn.node(node.id) or node
+        intent = Link(node.disk, node.id, node.ino, parent, name, state.request.unique)
+        number = state.say(intent)
         try:
             with state.on(node.disk) as carriers:
                 disk = carriers.disk
-                label = self._label(node, records.LABEL_LINKED | _pending(node))
+                here = (node.parent, node.name)
+                label = records.pack_label(records.label_of(node, here, is_linked=True))
                 source = carriers.find(node.parent)
                 disk.write_label_at(source.fd, node.name, label)
                 place = node._replace(parent=parent, name=name)
                 self._in_the_clear(
                     carriers, place, lambda fd: disk.link(source.fd, node.name, fd, name)
                 )
-                done = True
-            with state.catalog.write() as txn:
-                now = txn.node(node.id)
-                if now is None or txn.node(parent) is None:
-                    raise OSError(errno.ESTALE, "the file is gone")  # noqa: TRY301
-                namespace.hide_away(state, txn, parent, name)
-                linked = now._replace(nlink=now.nlink + 1, ctime_ns=state.now_ns())
-                txn.put_node(linked, now)
-                txn.put_link(node.id, parent, name)
-                txn.put_entry(parent, name, linked, state.next_id())
-                state.touch_dir(txn, parent, linked.ctime_ns)
-                state.done(txn, node.id)
-                txn.drop_intent(number)
-        except FileNotFoundError:
-            self._drop_intent(number)
-            return None
-        except OSError:
-            self._undo(node._replace(parent=parent, name=name), number, made=done)
+            linked = finish_link(state, intent, number)
+            if linked is None:
+                raise OSError(errno.ESTALE, "the file is gone")  # noqa: TRY301
+        except BaseException as exc:
+            if settle_failed(state, number, intent):
+                with state.catalog.read() as txn:
+                    return txn.node(node.id)
+            if isinstance(exc, FileNotFoundError):
+                return None
             raise
         return linked
-
-    def _drop_intent(self, number: int) -> None:
-        with self._state.catalog.write() as txn:
-            txn.drop_intent(number)
 
     # -- directories
 
@@ -354,10 +340,6 @@ class Names:
             state.done(txn, 0)
         state.forget_dir(node.id)
         state.wake(disks)
-
-
-def _pending(node: Node) -> int:
-    return records.LABEL_PENDING if node.state == State.PENDING else 0
 
 
 def check_new(parent: int, name: bytes) -> None:

@@ -194,6 +194,14 @@ def pack_label(label: Label) -> bytes:
     return _LABEL.pack(FORMAT, label.id, label.generation, label.verify, label.flags)
 
 
+def label_of(node: Node, place: tuple[int, bytes], *, is_linked: bool = False) -> Label:
+    """Return what a file at *place* has to say of itself; *is_linked* leaves the place out."""
+    flags = LABEL_PENDING if node.state == State.PENDING else 0
+    if is_linked or node.nlink > 1:
+        flags |= LABEL_LINKED
+    return Label(node.id, node.generation, verify_hash(*place), flags)
+
+
 def unpack_label(value: bytes) -> Label | None:
     """Return the label in *value*, or None when it is not one this version wrote."""
     if len(value) != _LABEL.size or value[0] != FORMAT:
@@ -208,6 +216,11 @@ def carrier_bit(number: int) -> int:
     Numbers are never reused; those from 63 on share the last bit, which costs a few vain chores.
     """
     return 1 << min(number, 63)
+
+
+def is_shared_bit(bit: int) -> bool:
+    """Whether a carrier bit stands for several disks."""
+    return bit == 1 << 63
 
 
 def is_reserved(parent: int, name: bytes) -> bool:

@@ -1,21 +1,18 @@
 """What a daemon finishes that the one before it began.
 
 No request is under way when this runs. Each intent is decided by inode identity: the
-step on the disk happened, or it did not. What was being written is torn, and goes. An intent of a
-disk that is away waits for it.
+step on the disk happened, or it did not (``settle``). What was being written is torn, and goes. An
+intent of a disk that is away waits for it.
 """
 
 import contextlib
 import logging
-import os
-import stat
 
 from kvfuse import namespace, records
-from kvfuse.carriers import Carriers
-from kvfuse.intents import Create, Intent, Link, Move, Swap
-from kvfuse.records import State
-from kvfuse.renames import exchange_on_disks, move_name, replace_target, swap_names
+from kvfuse.intents import Intent, disks_of, places_of
+from kvfuse.records import Node, State
 from kvfuse.resume import reopen_lost
+from kvfuse.settle import found_at, label_at, settle
 from kvfuse.state import PoolState
 
 _log = logging.getLogger(__name__)
@@ -28,7 +25,7 @@ def recover(state: PoolState, *, resume: bool = False) -> None:
     """
     finish_intents(state)
     if not resume:
-        _drop_torn(state)
+        _decide_pending(state)
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
             with contextlib.suppress(OSError), state.on(number):
@@ -43,8 +40,19 @@ def finish_intents(state: PoolState, only_disk: int | None = None) -> None:
     with state.catalog.read() as txn:
         intents = txn.intents()
     for number, intent in intents:
-        if only_disk is None or only_disk in _disks_of(intent):
+        if only_disk is None or only_disk in disks_of(intent):
             _finish(state, number, intent)
+
+
+def settle_left(state: PoolState, number: int) -> None:
+    """Settle what verbs that failed on a disk have left, while others go on."""
+    for said, intent in list(state.left.items()):
+        if number in disks_of(intent):
+            places = set(places_of(intent))
+            with contextlib.suppress(OSError):
+                parents = tuple({parent for parent, _ in places})
+                with state.locks.hold(*places, shared=parents):
+                    _finish(state, said, intent)
 
 
 def readmit(state: PoolState, number: int) -> None:
@@ -62,30 +70,16 @@ def readmit(state: PoolState, number: int) -> None:
     state.change_health(number, lambda health, now_s: health.registered(now_s=now_s))
 
 
-def _disks_of(intent: Intent) -> set[int]:
-    return {intent.disk, intent.other_disk} if isinstance(intent, Swap) else {intent.disk}
-
-
 def _finish(state: PoolState, number: int, intent: Intent) -> None:
-    if not all(_may_ask(state, disk) for disk in _disks_of(intent)):
+    if not all(_may_ask(state, disk) for disk in disks_of(intent)):
         return
-    carriers = state.carriers[intent.disk]
     try:
         with state.on(intent.disk):
-            match intent:
-                case Create():
-                    _finish_create(carriers, intent)
-                case Move():
-                    _finish_move(state, carriers, intent, number)
-                case Swap():
-                    _finish_swap(state, carriers, intent, number)
-                case Link():
-                    _finish_link(state, carriers, intent, number)
+            settle(state, number)
     except OSError as exc:
         _log.warning("disk %s: %s waits: %s", state.slots[intent.disk].path, intent, exc.strerror)
-        return
-    with state.catalog.write() as txn:
-        txn.drop_intent(number)
+    else:
+        state.left.pop(number, None)
 
 
 def _may_ask(state: PoolState, disk: int) -> bool:
@@ -96,98 +90,40 @@ def _may_ask(state: PoolState, disk: int) -> bool:
     return slot.health.writable or (slot.health.is_stuck and disk not in state.inflight.busy())
 
 
-def _found(carriers: Carriers, parent: int, name: bytes) -> os.stat_result | None:
-    try:
-        return carriers.at(parent, lambda fd: carriers.disk.stat(fd, name))
-    except FileNotFoundError:
-        return None
+def _decide_pending(state: PoolState) -> None:
+    """Decide about every file that was being written: nobody writes it any more.
 
-
-def _finish_create(carriers: Carriers, intent: Create) -> None:
-    """Remove what a creation left: never recorded, so nobody saw it."""
-    disk = carriers.disk
-    found = _found(carriers, intent.parent, intent.name)
-    if found is None:
-        return
-    value = carriers.at(intent.parent, lambda fd: disk.read_label_at(fd, intent.name))
-    label = None if value is None else records.unpack_label(value)
-    # Between its creation and its label it is empty, or a symlink.
-    ours = label.id == intent.id if label is not None else (
-        found.st_size == 0 or stat.S_ISLNK(found.st_mode)
-    )  # fmt: skip
-    if ours and not stat.S_ISDIR(found.st_mode):
-        carriers.at(intent.parent, lambda fd: disk.unlink(fd, intent.name))
-
-
-def _finish_move(state: PoolState, carriers: Carriers, intent: Move, number: int) -> None:
-    found = _found(carriers, intent.new_parent, intent.new_name)
-    if found is None or found.st_ino != intent.ino:
-        return
-    value = carriers.at(
-        intent.new_parent, lambda fd: carriers.disk.read_label_at(fd, intent.new_name)
-    )
-    label = None if value is None else records.unpack_label(value)
-    pending = label is not None and bool(label.flags & records.LABEL_PENDING)
-    with state.catalog.write() as txn:
-        source = txn.node(intent.id)
-        entry = txn.entry(intent.parent, intent.name)
-        if source is None or entry is None:
-            return
-        losers = replace_target(state, txn, intent)
-        for loser, _ in losers:
-            namespace.keep_open(state, txn, loser)
-            if loser.nlink == 0:
-                state.handles.orphan(loser)
-        moved = move_name(txn, source, entry[1], intent)
-        moved = moved._replace(
-            size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
-            generation=intent.generation, state=State.PENDING if pending else State.COMMITTED,
-        )  # fmt: skip
-        txn.put_node(moved, source)
-        state.done(txn, 0, intent.unique)
-        txn.drop_intent(number)
-
-
-def _finish_swap(state: PoolState, carriers: Carriers, intent: Swap, number: int) -> None:
-    other = state.carriers[intent.other_disk]
-    there = _found(carriers, intent.other_parent, intent.other_name)
-    here = _found(other, intent.parent, intent.name)
-    began = (there is not None and there.st_ino == intent.ino) or (
-        here is not None and here.st_ino == intent.other_ino
-    )
-    if not began:
-        return
-    exchange_on_disks(carriers, other, intent)
-    with state.catalog.write() as txn:
-        swap_names(
-            state, txn, (intent.parent, intent.name), (intent.other_parent, intent.other_name)
-        )
-        state.done(txn, 0, intent.unique)
-        txn.drop_intent(number)
-
-
-def _finish_link(state: PoolState, carriers: Carriers, intent: Link, number: int) -> None:
-    found = _found(carriers, intent.parent, intent.name)
-    if found is None or found.st_ino != intent.ino:
-        return
-    with state.catalog.write() as txn:
-        node = txn.node(intent.id)
-        if node is None or txn.entry(intent.parent, intent.name) is not None:
-            return
-        linked = node._replace(nlink=node.nlink + 1)
-        txn.put_node(linked, node)
-        txn.put_link(node.id, intent.parent, intent.name)
-        txn.put_entry(intent.parent, intent.name, linked, state.next_id())
-        state.done(txn, node.id, intent.unique)
-        txn.drop_intent(number)
-
-
-def _drop_torn(state: PoolState) -> None:
-    """Forget every file that was being written: its writer is gone."""
+    Its label says whether its last writer had closed it, or its first had not begun.
+    """
     with state.catalog.read() as txn:
         torn = txn.pending()
     for node_id in torn:
-        with state.catalog.write() as txn:
+        with state.catalog.read() as txn:
             node = txn.node(node_id)
-            if node is not None:
+        if node is None or node.disk not in state.carriers:
+            continue  # a disk that is away is asked when it is back
+        finished = _as_finished(state, node)
+        with state.catalog.write() as txn:
+            if finished is None:
                 namespace.drop_file(state, txn, node)
+            else:
+                txn.put_node(finished, node)
+
+
+def _as_finished(state: PoolState, node: Node) -> Node | None:
+    """Return the record of a file that is whole, None when it is torn, or nobody can say."""
+    place = (node.parent, node.name)
+    try:
+        with state.on(node.disk) as carriers:
+            found = found_at(carriers, *place)
+            if found is None or found.st_ino != node.ino:
+                return None
+            label = label_at(carriers, *place)
+    except OSError:
+        return None
+    if label is None or label.id != node.id or label.flags & records.LABEL_PENDING:
+        return None
+    return node._replace(
+        state=State.COMMITTED, generation=label.generation, size=found.st_size,
+        blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
+    )  # fmt: skip

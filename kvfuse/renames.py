@@ -4,21 +4,23 @@ A file is renamed on its own disk, whatever lies at the target: bytes never move
 answered. A directory is renamed in the catalog; its carriers follow as chores.
 """
 
+import contextlib
 import errno
 import os
 import threading
 
-from kvfuse import namespace, records
+from kvfuse import namespace, records, settle
 from kvfuse.carriers import Carriers
 from kvfuse.catalog import Txn
 from kvfuse.files import Files
 from kvfuse.intents import Move, RenameDir, Swap, SwapPaths
 from kvfuse.names import Names, check_new
-from kvfuse.records import Label, Node, State
+from kvfuse.records import Node, State
 from kvfuse.state import PoolState, check_name
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
+_RETRIES = 3
 
 
 class Renames:
@@ -39,6 +41,13 @@ class Renames:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         check_name(name)
         check_new(new_parent, new_name)
+        for _ in range(_RETRIES):
+            if self._try(parent, name, new_parent, new_name, flags):
+                return
+        raise OSError(errno.EIO, "the names were changed again and again")
+
+    def _try(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> bool:
+        """Rename; False when somebody changed a name before it was locked."""
         state = self._state
         source, target = self._look(parent, name, new_parent, new_name)
         if source is None or (flags & RENAME_EXCHANGE and target is None):
@@ -47,7 +56,7 @@ class Renames:
         if has_dir and not self._tree.acquire(timeout=state.rules.op_timeout_s):
             raise OSError(errno.EIO, "another directory rename does not end")
         try:
-            self._locked(parent, name, new_parent, new_name, flags, (source, target))
+            return self._locked(parent, name, new_parent, new_name, flags, (source, target))
         finally:
             if has_dir:
                 self._tree.release()
@@ -66,7 +75,7 @@ class Renames:
     def _locked(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int,
         seen: tuple[Node | None, Node | None],
-    ) -> None:  # fmt: skip
+    ) -> bool:  # fmt: skip
         state = self._state
         places = {(parent, name), (new_parent, new_name)}
         gone = seen[1].id if seen[1] is not None and seen[1].is_dir else None
@@ -77,10 +86,9 @@ class Renames:
             if source is None or [n and n.id for n in (source, target)] != [
                 n and n.id for n in seen
             ]:
-                # Somebody changed a name before it was locked; the kernel would not let them.
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+                return False
             if target is not None and target.id == source.id:
-                return
+                return True
             if flags & RENAME_EXCHANGE:
                 assert target is not None, "checked by the caller"
                 self._exchange((parent, name, source), (new_parent, new_name, target))
@@ -89,6 +97,7 @@ class Renames:
                     self._check_replaceable(source, target, flags)
                 move = self._move_dir if source.is_dir else self._move_file
                 move((parent, name), (new_parent, new_name), source, target)
+            return True
 
     def _check_replaceable(self, source: Node, target: Node, flags: int) -> None:
         if flags & RENAME_NOREPLACE:
@@ -120,31 +129,32 @@ class Renames:
         intent = Move(
             source.disk, source.id, source.ino, generation, *old, *new, state.request.unique
         )
-        number = state.next_id()
         with state.on(source.disk) as carriers:
             # Both carriers first: they may need room, and nothing has been said yet.
             carriers.find(old[0])
             carriers.make(new[0])
-            with state.catalog.write() as txn:
-                txn.put_intent(number, intent)
-            try:
-                found = self._rename_on_disk(carriers, intent, source, target, pending=pending)
-            except BaseException:
-                self._settle_failure(carriers, intent, number)
+        number = state.say(intent)
+        replaces = target is not None and target.disk == intent.disk
+        try:
+            with state.on(source.disk) as carriers:
+                found = self._rename_on_disk(
+                    carriers, intent, source, pending=pending, replaces=replaces
+                )
+            settle.finish_move(state, intent, number, found, pending=pending)
+        except BaseException:
+            if target is not None:
+                namespace.still_named(state, target.id)
+            if not settle.settle_failed(state, number, intent):
                 raise
-        losers = self._finish(intent, number, found, pending=pending)
-        for loser, chore in losers:
-            if loser.nlink == 0:
-                state.handles.orphan(loser)
-            if chore:
-                state.wake([loser.disk])
 
     def _rename_on_disk(
-        self, carriers: Carriers, intent: Move, source: Node, target: Node | None, *, pending: bool
+        self, carriers: Carriers, intent: Move, source: Node, *, pending: bool, replaces: bool
     ) -> os.stat_result:
         disk = carriers.disk
         place = (intent.new_parent, intent.new_name)
-        label = _label(source, place, intent.generation, pending=pending)
+        state = State.PENDING if pending else State.COMMITTED
+        moved = source._replace(generation=intent.generation, state=state)
+        label = records.pack_label(records.label_of(moved, place))
 
         def mark(dir_fd: int) -> os.stat_result:
             found = disk.stat(dir_fd, intent.name)
@@ -154,56 +164,12 @@ class Renames:
             return found
 
         found = carriers.at(intent.parent, mark)
-        old_dir = carriers.find(intent.parent)
-        new_dir = carriers.make(intent.new_parent)
-        replaces = target is not None and target.disk == intent.disk
-        names = (old_dir.fd, intent.name, new_dir.fd, intent.new_name)
         if replaces:
-            disk.rename(*names)
+            old_dir, new_dir = carriers.find(intent.parent), carriers.make(intent.new_parent)
+            disk.rename(old_dir.fd, intent.name, new_dir.fd, intent.new_name)
         else:
-            try:
-                disk.rename_new(*names)
-            except FileExistsError:
-                carriers.clear_way(*place)
-                disk.rename_new(*names)
+            settle.rename_clear(carriers, (intent.parent, intent.name), place)
         return found
-
-    def _settle_failure(self, carriers: Carriers, intent: Move, number: int) -> None:
-        """Drop an intent whose rename failed; keep it when the disk cannot say what happened."""
-        disk = carriers.disk
-        try:
-            found = carriers.at(intent.parent, lambda fd: disk.stat(fd, intent.name))
-        except OSError:
-            return
-        if found.st_ino == intent.ino:
-            with self._state.catalog.write() as txn:
-                txn.drop_intent(number)
-
-    def _finish(
-        self, intent: Move, number: int, found: os.stat_result, *, pending: bool
-    ) -> list[tuple[Node, int]]:
-        """Record what the disk did; return the replaced file and its chore, if there is one."""
-        state = self._state
-        with state.catalog.write() as txn:
-            source = txn.node(intent.id)
-            entry = txn.entry(intent.parent, intent.name)
-            assert source is not None, "held by its name and inode locks"
-            assert entry is not None, "held by its name and inode locks"
-            losers = replace_target(state, txn, intent)
-            moved = move_name(txn, source, entry[1], intent)
-            moved = moved._replace(
-                size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
-                ctime_ns=state.now_ns(), generation=intent.generation,
-                state=State.PENDING if pending else State.COMMITTED,
-            )  # fmt: skip
-            txn.put_node(moved, source)
-            for directory in {intent.parent, intent.new_parent}:
-                state.touch_dir(txn, directory, moved.ctime_ns)
-            for loser, _ in losers:
-                namespace.keep_open(state, txn, loser)
-            state.done(txn, 0)
-            txn.drop_intent(number)
-        return losers
 
     # -- directories
 
@@ -224,6 +190,7 @@ class Renames:
             assert now is not None, "held by its name lock"
             path, new_path = namespace.full_path(txn, *old), namespace.full_path(txn, *new)
             carriers = namespace.carrier_disks(txn, now)
+            namespace.carry_to(state, txn, carriers, new[0])
             for disk in carriers:
                 txn.put_chore(disk, state.next_id(), RenameDir(path, source.id, new_path))
             txn.drop_entry(*old, entry[1])
@@ -256,11 +223,16 @@ class Renames:
             if not node.is_dir:
                 state.check_writable(node.disk)
         if a[2].is_dir or b[2].is_dir:
+            for parent, name, node in (a, b):
+                if not node.is_dir:
+                    with state.locks.hold(("inode", node.id)), state.on(node.disk) as carriers:
+                        self._unbind(carriers, (parent, name), node.id, None)
             disks = self._exchange_in_catalog(a, b)
             state.forget_paths()
-            # A file among them must be found at once under its new name.
+            state.wake(disks)
+            # A file among them is found at once then. A disk that fails has it in its backlog.
             for number in disks:
-                with state.on(number) as carriers:
+                with contextlib.suppress(OSError), state.on(number) as carriers:
                     carriers.drain()
             return
         with state.locks.hold(("inode", a[2].id), ("inode", b[2].id)):
@@ -280,127 +252,51 @@ class Renames:
             for _, _, node in (a, b):
                 now = txn.node(node.id) or node
                 numbers |= set(namespace.carrier_disks(txn, now)) if node.is_dir else {node.disk}
+            for directory in (a[0], b[0]):
+                namespace.carry_to(state, txn, numbers, directory)
             for number in numbers:
                 chore = SwapPaths(path, a[2].id, other, b[2].id)
                 txn.put_chore(number, state.next_id(), chore)
-            swap_names(state, txn, a[:2], b[:2])
+            namespace.swap_names(state, txn, a[:2], b[:2])
             state.done(txn, 0)
         return [number for number in numbers if number in state.carriers]
 
     def _exchange_files(self, a: tuple[int, bytes, Node], b: tuple[int, bytes, Node]) -> None:
         """Swap two files, each on its own disk."""
         state = self._state
-        number = state.next_id()
         intent = Swap(
             a[2].disk, a[2].ino, *a[:2], b[2].disk, b[2].ino, *b[:2], state.request.unique
         )
         with state.on(a[2].disk) as first, state.on(b[2].disk) as second:
             first.make(a[0]), first.make(b[0]), second.make(a[0]), second.make(b[0])
+        newest = max(a[2].generation, b[2].generation)
+        generations = {node.id: state.generation(newest) for node in (a[2], b[2])}
+        number = state.say(intent)
+        try:
+            with state.on(a[2].disk) as first, state.on(b[2].disk) as second:
+                for carriers, (parent, name, node) in ((first, a), (second, b)):
+                    self._unbind(carriers, (parent, name), node.id, generations[node.id])
+                if intent.disk == intent.other_disk:
+                    settle.exchange_names(first, a[:2], b[:2])
+                else:
+                    settle.rename_clear(first, a[:2], b[:2])
+                    settle.rename_clear(second, b[:2], a[:2])
             with state.catalog.write() as txn:
-                txn.put_intent(number, intent)
-            exchange_on_disks(first, second, intent)
-        with state.catalog.write() as txn:
-            swap_names(state, txn, a[:2], b[:2])
-            state.done(txn, 0)
-            txn.drop_intent(number)
-        for place, node in ((b[:2], a[2]), (a[:2], b[2])):
-            self._relabel(node, place)
+                namespace.swap_names(state, txn, a[:2], b[:2], generations)
+                state.done(txn, 0)
+                txn.drop_intent(number)
+        except BaseException:
+            if not settle.settle_failed(state, number, intent):
+                raise
 
-    def _relabel(self, node: Node, place: tuple[int, bytes]) -> None:
-        """Bind the label of a file to its new place; without it a scan takes it as moved."""
-        state = self._state
-        inode = state.handles.inode(node.id)
-        pending = inode is not None and inode.writers > 0
-        label = _label(node, place, node.generation, pending=pending)
-        with state.on(node.disk) as carriers:
-            disk = carriers.disk
-            carriers.at(place[0], lambda fd: disk.write_label_at(fd, place[1], label))
-
-
-def exchange_on_disks(first: Carriers, second: Carriers, intent: Swap) -> None:
-    """Swap two files on the disks as far as that has not happened yet."""
-    if intent.disk == intent.other_disk:
-        if _ino(first, intent.parent, intent.name) == intent.ino:
-            first.disk.exchange(
-                first.find(intent.parent).fd, intent.name,
-                first.find(intent.other_parent).fd, intent.other_name,
-            )  # fmt: skip
-        return
-    if _ino(first, intent.parent, intent.name) == intent.ino:
-        _rename_clear(first, (intent.parent, intent.name), (intent.other_parent, intent.other_name))
-    if _ino(second, intent.other_parent, intent.other_name) == intent.other_ino:
-        _rename_clear(
-            second, (intent.other_parent, intent.other_name), (intent.parent, intent.name)
-        )
-
-
-def _rename_clear(carriers: Carriers, old: tuple[int, bytes], new: tuple[int, bytes]) -> None:
-    names = (carriers.find(old[0]).fd, old[1], carriers.make(new[0]).fd, new[1])
-    try:
-        carriers.disk.rename_new(*names)
-    except FileExistsError:
-        carriers.clear_way(*new)
-        carriers.disk.rename_new(*names)
-
-
-def _ino(carriers: Carriers, parent: int, name: bytes) -> int | None:
-    try:
-        return carriers.at(parent, lambda fd: carriers.disk.stat(fd, name)).st_ino
-    except FileNotFoundError:
-        return None
-
-
-def swap_names(state: PoolState, txn: Txn, a: tuple[int, bytes], b: tuple[int, bytes]) -> None:
-    """Exchange two names in the catalog."""
-    entry_a, entry_b = txn.entry(*a), txn.entry(*b)
-    assert entry_a is not None, "held by their name locks"
-    assert entry_b is not None, "held by their name locks"
-    now_ns = state.now_ns()
-    for place, other in ((a, entry_a), (b, entry_b)):
-        txn.drop_entry(*place, other[1])
-    for (old, new), entry in (((a, b), entry_a), ((b, a), entry_b)):
-        node = txn.node(entry[0])
-        assert node is not None, "a name stands for a record"
-        moved = _renamed(txn, node, old, new)._replace(ctime_ns=now_ns)
-        txn.put_node(moved, node)
-        txn.put_entry(*new, moved, entry[1])
-    for directory in {a[0], b[0]}:
-        state.touch_dir(txn, directory, now_ns)
-
-
-def replace_target(state: PoolState, txn: Txn, intent: Move) -> list[tuple[Node, int]]:
-    """Forget what *intent* replaces; return it with the chore that unlinks it elsewhere (or 0)."""
-    target = txn.child(intent.new_parent, intent.new_name)
-    if target is None:
-        return []
-    elsewhere = target.disk != intent.disk
-    return [
-        namespace.drop_name(
-            state, txn, intent.new_parent, intent.new_name, target, on_disk=elsewhere
-        )
-    ]
-
-
-def move_name(txn: Txn, source: Node, cookie: int, intent: Move) -> Node:
-    """Move the name of *source* as *intent* says; the caller writes the record returned."""
-    old, new = (intent.parent, intent.name), (intent.new_parent, intent.new_name)
-    moved = _renamed(txn, source, old, new)
-    txn.drop_entry(*old, cookie)
-    txn.put_entry(*new, moved, cookie)
-    return moved
-
-
-def _renamed(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes]) -> Node:
-    if (node.parent, node.name) == old:
-        return node._replace(parent=new[0], name=new[1])
-    txn.drop_link(node.id, *old)
-    txn.put_link(node.id, *new)
-    return node
-
-
-def _label(node: Node, place: tuple[int, bytes], generation: int, *, pending: bool) -> bytes:
-    flags = records.LABEL_PENDING if pending else 0
-    if node.nlink > 1:
-        flags |= records.LABEL_LINKED
-    verify = records.verify_hash(*place)
-    return records.pack_label(Label(node.id, generation, verify, flags))
+    def _unbind(
+        self, carriers: Carriers, place: tuple[int, bytes], node_id: int, generation: int | None
+    ) -> None:
+        """Let the label of a file hold at either of two places; *generation* None keeps it."""
+        with self._state.catalog.read() as txn:
+            node = txn.node(node_id)
+        assert node is not None, "held by its name lock"
+        if generation is not None:
+            node = node._replace(generation=generation)
+        value = records.pack_label(records.label_of(node, place, is_linked=True))
+        carriers.at(place[0], lambda fd: carriers.disk.write_label_at(fd, place[1], value))

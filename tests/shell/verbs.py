@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvfuse.pool import RENAME_EXCHANGE, AttrChanges, Pool
-from kvfuse.records import ROOT_ID
 from tests.shell.pools import (
     CALLER, commit, ids, mkdir, node_of, put, rename, truncate, unlink,
 )  # fmt: skip
@@ -136,9 +135,9 @@ def _symlink(pool: Pool) -> None:
     pool.symlink(*ids(pool, "dir/sym"), b"to/where", CALLER)
 
 
-def _mkdir_and_file(pool: Pool) -> None:
+def _fresh_dir(pool: Pool) -> str:
     mkdir(pool, "fresh/deep")
-    put(pool, "fresh/deep/first", b"")
+    return "fresh/deep/first"
 
 
 def _rewrite(pool: Pool, path: str) -> None:
@@ -165,7 +164,8 @@ def _chmod_dir(pool: Pool, path: str) -> None:
 VERBS = [
     Verb("create", _prepared(), _create),
     Verb("create and write", _prepared(), _write, torn=True),
-    Verb("mkdir and first file", _prepared(), _mkdir_and_file),
+    Verb("mkdir", _prepared(), lambda p: mkdir(p, "dir/made") and None),
+    Verb("first file of a directory", _prepared(_fresh_dir), lambda p, path: put(p, path, b"")),
     Verb("symlink", _prepared(), _symlink),
     Verb("link", _prepared(_file(0, "a"), _name(0, "l", "other")), _link),
     Verb("link again", _prepared(_linked(0, "a"), _name(1, "l", "other")), _link),
@@ -195,4 +195,3 @@ VERBS = [
     Verb("set xattr", _prepared(_file(0, "a")),
          lambda p, path: p.setxattr(node_of(p, path).id, b"user.crc", b"1", 0)),
 ]  # fmt: skip
-assert ROOT_ID
