@@ -246,3 +246,25 @@ def is_mountpoint(path: Path) -> bool:
         return os.path.ismount(path)
     except OSError as exc:
         return exc.errno in (errno.ENOTCONN, errno.ESTALE, errno.EIO)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List the setups that run here, or run a command on a mount with its path appended."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--driver", choices=list(SETUPS))
+    parser.add_argument("--base", type=Path, help="directory for the pool, made if missing")
+    parser.add_argument("command", nargs="*")
+    given = parser.parse_args(arguments)
+    if given.driver is None:
+        sys.stdout.writelines(
+            f"{name}\n" for name, obstacle in runnable_setups().items() if obstacle is None
+        )
+        return 0
+    with Mounted(given.base, setup=given.driver) as mount:
+        return subprocess.run([*given.command, mount.path], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
