@@ -11,9 +11,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvfuse import records
-from kvfuse.catalog import Catalog, Txn
+from kvfuse.catalog import Catalog
 from kvfuse.disk import DirItem, Disk
 from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
+from kvfuse.transaction import Txn
 
 
 class Kind(StrEnum):

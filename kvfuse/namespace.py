@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterable
 
 from kvfuse import records
-from kvfuse.catalog import Txn
 from kvfuse.intents import MakeDir, RemoveDir, Unlink
 from kvfuse.records import NO_DISK, Node
 from kvfuse.state import PoolState
+from kvfuse.transaction import Txn
 
 
 def full_path(txn: Txn, parent: int, name: bytes) -> bytes:

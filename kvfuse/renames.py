@@ -11,12 +11,12 @@ import threading
 
 from kvfuse import namespace, records, settle
 from kvfuse.carriers import Carriers
-from kvfuse.catalog import Txn
 from kvfuse.files import Files
 from kvfuse.intents import Move, RenameDir, Swap, SwapPaths
 from kvfuse.names import Names, check_new
 from kvfuse.records import Node, State
 from kvfuse.state import PoolState, check_name
+from kvfuse.transaction import Txn
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2

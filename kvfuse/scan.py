@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvfuse import durability, records
-from kvfuse.catalog import Catalog, Txn
+from kvfuse.catalog import Catalog
 from kvfuse.disk import DirItem, Disk
 from kvfuse.diskset import Slot
 from kvfuse.intents import Unlink
 from kvfuse.numbers import Numbers
 from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
+from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
 _BATCH = 256  # files a transaction

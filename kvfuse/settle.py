@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from kvfuse import namespace, records
 from kvfuse.carriers import Carriers
-from kvfuse.catalog import Txn
 from kvfuse.intents import Create, Intent, Link, Move, Swap, Unlink, disks_of
 from kvfuse.records import Label, Node, State
 from kvfuse.state import PoolState
+from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
 

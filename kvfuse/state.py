@@ -20,7 +20,7 @@ from typing import Protocol
 from kvfuse import placement, records
 from kvfuse.accesses import Accesses
 from kvfuse.carriers import Carriers
-from kvfuse.catalog import Catalog, Txn
+from kvfuse.catalog import Catalog
 from kvfuse.disk import Disk
 from kvfuse.diskset import Slot
 from kvfuse.handles import Handles
@@ -33,6 +33,7 @@ from kvfuse.numbers import Numbers
 from kvfuse.records import Node
 from kvfuse.routing import TempPattern, routing_name
 from kvfuse.topology import Member
+from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,11 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk identity whereabouts candidates adoption diskset catalog journal
+    "edges": """syscalls root disk identity whereabouts candidates adoption diskset transaction catalog journal
         metrics mounts stop durability fdstore""",
-    "heart": """locks carriers handles accesses numbers state files attributes namespace names
-        renames recovery scan upkeep status statfs pool""",
+    "heart": """locks carrier chores carriers handletable inflight handles accesses numbers state
+        files attributes namespace settle names renames resume recovery scan bringup check upkeep
+        report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
     "shell": """logs notify progress processes restarts ledger detach launch upgrades supervised
