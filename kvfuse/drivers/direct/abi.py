@@ -68,7 +68,16 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
-OPCODES_MAX = 64  # tables indexed by opcode have this length; anything beyond is unknown
+OPCODES_MAX = 64  # length of tables indexed by opcode
+UNKNOWN = 0  # stands for every opcode beyond
+
+
+def opcode_name(opcode: int) -> str:
+    """Return what *opcode* is called, also when nobody here knows it."""
+    return Opcode(opcode).name if opcode in _KNOWN else f"opcode {opcode}"
+
+
+_KNOWN = frozenset(Opcode)
 
 
 class Notify(IntEnum):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from kvfuse.drivers.direct import replies
-from kvfuse.drivers.direct.abi import Opcode
+from kvfuse.drivers.direct.abi import Opcode, opcode_name
 from kvfuse.drivers.direct.contents import Reply
 from kvfuse.drivers.direct.executor import Executor
 from kvfuse.drivers.direct.lanes import Lanes, Waiting
@@ -285,7 +285,7 @@ class Crew:
         except OSError as exc:
             # ENOENT: nobody waits any more. ENODEV: the connection ended.
             if exc.errno not in (errno.ENOENT, errno.ENODEV):
-                name = Opcode(request.opcode).name
+                name = opcode_name(request.opcode)
                 log.exception("bug: the kernel refused a reply to %s", name)
                 self._send_error(request.unique, errno.EIO)
             self._executor.unsent(request, reply)
@@ -351,7 +351,7 @@ class Crew:
             worker.expired = True
             disk = worker.disk
         self._send_error(request.unique, errno.EIO)
-        name = Opcode(request.opcode).name
+        name = opcode_name(request.opcode)
         log.warning(
             "%s waits for disk %s beyond %g s: answered EIO", name, disk, self._op_timeout_s
         )

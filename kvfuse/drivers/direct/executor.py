@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from kvfuse.drivers.direct import abi, replies
-from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode
+from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode, opcode_name
 from kvfuse.drivers.direct.contents import Contents, Reply
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.protocol import WITHOUT_REPLY, Request
@@ -75,7 +75,11 @@ class Executor:
         self._handlers[Opcode.IOCTL] = _ioctl
         for opcode, handler in {**names.handlers(), **contents.handlers()}.items():
             self._handlers[opcode] = handler
-        self._waits = [number in _WAITING for number in range(OPCODES_MAX)]
+        self._waits: list[bool | Callable[[Request], bool]] = [
+            number in _WAITING for number in range(OPCODES_MAX)
+        ]
+        self._waits[Opcode.OPEN] = lambda request: contents.is_cold(request.node)
+        self._waits[Opcode.SETATTR] = lambda request: bool(request.args.valid & abi.ATTR_SIZE)
         self._once = [number in _ONCE for number in range(OPCODES_MAX)]
         self._requests = [0] * OPCODES_MAX
         self._failed = [0] * OPCODES_MAX
@@ -83,14 +87,8 @@ class Executor:
 
     def may_wait(self, request: Request) -> bool:
         """Return whether *request* may wait for its disk even when the disk is healthy."""
-        opcode = request.opcode
-        if opcode >= OPCODES_MAX:
-            return False
-        if opcode == Opcode.OPEN:
-            return self._contents.is_cold(request.node)
-        if opcode == Opcode.SETATTR:
-            return bool(request.args.valid & abi.ATTR_SIZE)
-        return self._waits[opcode]
+        rule = self._waits[request.opcode]
+        return rule and (rule is True or rule(request))
 
     def execute(self, request: Request) -> Reply:
         """Execute *request*; return its reply, empty when it takes none.
@@ -98,8 +96,6 @@ class Executor:
         A reply of two parts holds a view of a buffer of this thread: send it before the next call.
         """
         opcode = request.opcode
-        if opcode >= OPCODES_MAX:
-            return replies.error(request.unique, errno.ENOSYS)
         begin_ns = time.perf_counter_ns()
         try:
             if request.unique & RESENT:
@@ -113,7 +109,7 @@ class Executor:
             reply = replies.error(request.unique, reply_errno(exc))
         except Exception:
             self._failed[opcode] += 1
-            log.exception("bug in %s", Opcode(opcode).name)
+            log.exception("bug in %s", opcode_name(opcode))
             reply = replies.error(request.unique, errno.EIO)
         self._duration_ns[opcode] += time.perf_counter_ns() - begin_ns
         self._requests[opcode] += 1

@@ -38,7 +38,6 @@ _DIRENT_PLUS_BYTES_MIN = 160
 
 _USER = b"user."
 _NOT_KEPT = (b"security.", b"trusted.", b"system.")
-_DOTS = (b".", b"..")
 _ATTRIBUTE_BITS = 0o7777
 
 
@@ -98,8 +97,9 @@ class Names:
 
     def _lookup(self, request: Request) -> bytes:
         name: bytes = request.args
-        check_name(name)
-        if name in _DOTS:  # asked by who serves the mount over NFS
+        if len(name) > NAME_BYTES_MAX:
+            check_name(name)
+        if name in {b".", b".."}:  # asked by who serves the mount over NFS
             return self._lookup_dots(request)
         node = self._pool.lookup(request.node, name)
         if node is not None:

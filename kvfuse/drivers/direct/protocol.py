@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode
+from kvfuse.drivers.direct.abi import OPCODES_MAX, UNKNOWN, Opcode
 
 
 class ProtocolError(Exception):
@@ -218,7 +218,8 @@ def supported() -> bool:
 def parse(message: memoryview) -> Request:
     """Return the request in *message*, which is what one read of /dev/fuse gave.
 
-    An opcode this driver does not know gives a request without arguments.
+    An opcode this driver does not know gives a request without arguments; one beyond its tables
+    is UNKNOWN.
 
     Raises:
         ProtocolError: no kernel sends this.
@@ -233,7 +234,9 @@ def parse(message: memoryview) -> Request:
             f" the message has {len(message)}",
             unique,
         )
-    parser = _PARSERS[opcode] if opcode < OPCODES_MAX else None
+    if opcode >= OPCODES_MAX:
+        opcode = UNKNOWN
+    parser = _PARSERS[opcode]
     if parser is None:
         return Request(opcode, unique, node, uid, gid, pid, None)
     try:

@@ -106,7 +106,18 @@ def data(unique: int, value: bytes) -> bytes:
 
 def entry(unique: int, node: Node, timeouts: Timeouts) -> bytes:
     """Return the reply to LOOKUP, MKDIR, MKNOD, SYMLINK and LINK."""
-    return _OUT_ENTRY.pack(_OUT_ENTRY.size, 0, unique, *_entry(node, timeouts))
+    # Written out: this reply and that to GETATTR are most of what is sent.
+    (
+        node_id, mode, uid, gid, nlink, _, _, _, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns,
+        *_,
+    ) = node  # fmt: skip
+    entry_s, entry_ns, attr_s, attr_ns = timeouts
+    return _OUT_ENTRY.pack(
+        _OUT_ENTRY.size, 0, unique, node_id, 0, entry_s, attr_s, entry_ns, attr_ns,
+        node_id, size_bytes, blocks, atime_ns // _NS, mtime_ns // _NS, ctime_ns // _NS,
+        atime_ns % _NS, mtime_ns % _NS, ctime_ns % _NS, mode, nlink, uid, gid, 0,
+        _BLOCK_SIZE_BYTES, 0,
+    )  # fmt: skip
 
 
 def no_entry(unique: int, timeouts: Timeouts) -> bytes:
@@ -129,9 +140,16 @@ def created(
 
 def attributes(unique: int, node: Node, timeouts: Timeouts) -> bytes:
     """Return the reply to GETATTR and SETATTR."""
+    (
+        node_id, mode, uid, gid, nlink, _, _, _, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns,
+        *_,
+    ) = node  # fmt: skip
     return _OUT_ATTR.pack(
-        _OUT_ATTR.size, 0, unique, timeouts.attr_s, timeouts.attr_ns, *_attr(node)
-    )
+        _OUT_ATTR.size, 0, unique, timeouts[2], timeouts[3],
+        node_id, size_bytes, blocks, atime_ns // _NS, mtime_ns // _NS, ctime_ns // _NS,
+        atime_ns % _NS, mtime_ns % _NS, ctime_ns % _NS, mode, nlink, uid, gid, 0,
+        _BLOCK_SIZE_BYTES, 0,
+    )  # fmt: skip
 
 
 def statx(unique: int, node: Node, timeouts: Timeouts) -> bytes:

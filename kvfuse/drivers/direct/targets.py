@@ -49,7 +49,7 @@ class Targets:
 
     def disk_of(self, request: Request) -> int | None:
         """Return the number of the disk *request* waits for."""
-        rule = self._of[request.opcode] if request.opcode < OPCODES_MAX else None
+        rule = self._of[request.opcode]
         if rule is None:
             return None
         try:
