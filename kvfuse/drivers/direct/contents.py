@@ -136,10 +136,7 @@ class Contents:
         if fh is None:
             flags = args.flags & ~(_FLAGS_KEPT_BACK | os.O_TRUNC)
             fh = self._pool.open(node_id, flags)
-        open_flags, backing_id = self._opened(
-            node_id, fh, args.flags, temp=routing.is_temp(args.name)
-        )
-        return self._created_reply(request, node, fh, open_flags, backing_id)
+        return self._created_reply(request, node, fh)
 
     def _fh_by_unique(self, node_id: int, unique: int) -> int | None:
         """Return the handle a request opened whose reply, it seems, was not sent."""
@@ -175,19 +172,18 @@ class Contents:
             args.mode,
             caller_of(request, args.umask),
         )
-        temp = routing.is_temp(args.name)
         try:
-            open_flags, backing_id = self._opened(node.id, fh, args.flags, temp=temp)
+            return self._created_reply(request, node, fh)
         except BaseException:
             self.close_unsent(fh)
             raise
-        return self._created_reply(request, node, fh, open_flags, backing_id)
 
-    def _created_reply(
-        self, request: Request, node: Node, fh: int, open_flags: int, backing_id: int
-    ) -> bytes:
+    def _created_reply(self, request: Request, node: Node, fh: int) -> bytes:
+        args: Create = request.args
+        temp = routing.is_temp(args.name)
+        open_flags, backing_id = self._opened(node.id, fh, args.flags, temp=temp)
         # A temp is renamed at once, and without a timeout the kernel would look it up again first.
-        timeouts = self._timeouts if routing.is_temp(request.args.name) else self._created
+        timeouts = self._timeouts if temp else self._created
         return replies.created(request.unique, node, timeouts, fh, open_flags, backing_id)
 
     def _tmpfile(self, request: Request) -> bytes:
