@@ -92,7 +92,8 @@ class DiskSet:
                 slot.disk.close()
                 slot.disk = None
         while self.lock_fds:
-            os.close(self.lock_fds.pop())
+            with contextlib.suppress(OSError):  # a dead disk says so once more; it is closed
+                os.close(self.lock_fds.pop())
 
 
 def open_disks(  # noqa: PLR0913 - what is configured, and two sources tests replace
