@@ -3,8 +3,9 @@
 Layouts are those of include/uapi/linux/fuse.h, named in the comment beside each.
 """
 
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvfuse.drivers.direct.abi import KERNEL_MAJOR, Notify
@@ -36,6 +37,12 @@ _OPEN_OUT = struct.Struct("<" + _OPEN)
 _DIRENT = struct.Struct("<QQII")  # fuse_dirent: ino off namelen type
 _NOTE_INODE = struct.Struct("<" + _HEADER + "Qqq")  # fuse_notify_inval_inode_out
 _NOTE_ENTRY = struct.Struct("<" + _HEADER + "QII")  # fuse_notify_inval_entry_out
+
+# What of a node is sent, in one step and whatever the order of its fields is.
+_SENT = (
+    "id", "mode", "uid", "gid", "nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns",
+)  # fmt: skip
+_sent: Callable[[Node], tuple[int, ...]] = operator.itemgetter(*map(Node._fields.index, _SENT))
 
 HEADER_BYTES = _OUT.size
 _BLOCK_SIZE_BYTES = 4096
@@ -107,10 +114,7 @@ def data(unique: int, value: bytes) -> bytes:
 def entry(unique: int, node: Node, timeouts: Timeouts) -> bytes:
     """Return the reply to LOOKUP, MKDIR, MKNOD, SYMLINK and LINK."""
     # Written out: this reply and that to GETATTR are most of what is sent.
-    (
-        node_id, mode, uid, gid, nlink, _, _, _, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns,
-        *_,
-    ) = node  # fmt: skip
+    node_id, mode, uid, gid, nlink, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns = _sent(node)
     entry_s, entry_ns, attr_s, attr_ns = timeouts
     return _OUT_ENTRY.pack(
         _OUT_ENTRY.size, 0, unique, node_id, 0, entry_s, attr_s, entry_ns, attr_ns,
@@ -140,10 +144,7 @@ def created(
 
 def attributes(unique: int, node: Node, timeouts: Timeouts) -> bytes:
     """Return the reply to GETATTR and SETATTR."""
-    (
-        node_id, mode, uid, gid, nlink, _, _, _, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns,
-        *_,
-    ) = node  # fmt: skip
+    node_id, mode, uid, gid, nlink, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns = _sent(node)
     return _OUT_ATTR.pack(
         _OUT_ATTR.size, 0, unique, timeouts[2], timeouts[3],
         node_id, size_bytes, blocks, atime_ns // _NS, mtime_ns // _NS, ctime_ns // _NS,
@@ -240,10 +241,7 @@ def xattr_list(names: Sequence[bytes]) -> bytes:
 
 
 def _attr(node: Node) -> tuple[int, ...]:
-    (
-        node_id, mode, uid, gid, nlink, _state, _disk, _ino, size_bytes, blocks,
-        atime_ns, mtime_ns, ctime_ns, *_,
-    ) = node  # fmt: skip
+    node_id, mode, uid, gid, nlink, size_bytes, blocks, atime_ns, mtime_ns, ctime_ns = _sent(node)
     atime, atime_part = divmod(atime_ns, _NS)
     mtime, mtime_part = divmod(mtime_ns, _NS)
     ctime, ctime_part = divmod(ctime_ns, _NS)
