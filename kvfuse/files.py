@@ -11,6 +11,7 @@ import os
 from kvfuse import namespace, records
 from kvfuse.disk import Disk
 from kvfuse.handles import OpenFile, OpenInode
+from kvfuse.health import Fault, fault_of
 from kvfuse.intents import speaks_of
 from kvfuse.records import Node, State
 from kvfuse.state import PoolState
@@ -111,19 +112,25 @@ class Files:
 
     def adopt(self, node: Node, fd: int, flags: int) -> int:
         """Register the open that created *node*."""
+        state = self._state
         writable = flags & os.O_ACCMODE != os.O_RDONLY
-        file = self._state.handles.add(
-            node.id,
-            node.disk,
-            fd,
-            writable=writable,
-            reader=_reads(flags),
-            unique=self._state.request.unique,
-        )
+        try:
+            file = state.handles.add(
+                node.id,
+                node.disk,
+                fd,
+                writable=writable,
+                reader=_reads(flags),
+                unique=state.request.unique,
+            )
+        except BaseException:
+            state.reservations.end(node.id)
+            raise
         if writable:
             self._refresh(file)
         else:
-            with self._state.locks.hold(("inode", node.id)):
+            state.reservations.end(node.id)
+            with state.locks.hold(("inode", node.id)):
                 self._settle(file.id, fd)
         return file.fh
 
@@ -137,6 +144,11 @@ class Files:
                 fd = carriers.at(node.parent, lambda dir_fd: disk.open(dir_fd, node.name, access))
         except FileNotFoundError:
             return None
+        except OSError as exc:
+            # Clients take ENOENT for a miss, and EIO for the end of the world.
+            if not writable and fault_of(exc.errno or 0) in (Fault.IO, Fault.GONE):
+                raise OSError(errno.ENOENT, "the disk of the file failed") from exc
+            raise
         found = os.fstat(fd)
         if found.st_ino != node.ino or self._is_torn(node, found):
             os.close(fd)
@@ -263,6 +275,8 @@ class Files:
                         self._settle_last(file)
                     finally:
                         _, inode = state.handles.remove(fh)
+                        if not inode.writers:
+                            state.reservations.end(file.id)
         finally:
             if file.fd >= 0:
                 os.close(file.fd)
@@ -302,6 +316,7 @@ class Files:
             if now is not None:
                 txn.put_node(done._replace(access=now.access, atime_ns=now.atime_ns), now)
         self._unsettled.pop(node_id, None)
+        state.learn_size((node.parent, node.name), found.st_size)
 
     # -- bytes
 
