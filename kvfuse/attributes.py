@@ -180,7 +180,8 @@ class Attributes:
                 case b"disk_path":
                     return os.path.join(os.fsencode(slot.path), key)
                 case b"owner":
-                    return (state.owner(node.parent, node.name) or "").encode()
+                    owner = state.owner(node.parent, node.name)
+                    return (owner or slot.disk_id).encode()
                 case b"state":
                     return State(node.state).name.lower().encode()
                 case _:

@@ -100,7 +100,7 @@ def _make_root(catalog: Catalog) -> None:
     now_ns = time.time_ns()
     root = Node(
         id=ROOT_ID, mode=0o040755, uid=os.geteuid(), gid=os.getegid(), nlink=1,
-        state=State.COMMITTED, disk=NO_DISK, ino=0, size=4096, blocks=0, atime_ns=now_ns,
+        state=State.COMMITTED, flags=0, disk=NO_DISK, ino=0, size=4096, blocks=0, atime_ns=now_ns,
         mtime_ns=now_ns, ctime_ns=now_ns, generation=0, access=0, parent=ROOT_ID, name=b"",
     )  # fmt: skip
     with catalog.write() as txn:

@@ -57,22 +57,24 @@ def _check_catalog(txn: Txn) -> Iterator[Finding]:
         names[child] += 1
         yield from _check_entry(txn, (parent, name), child, cookie, type_bits)
     yield from _check_listing(txn)
-    usage: dict[int, list[int]] = {}
+    usage: dict[tuple[int, bool], list[int]] = {}
     pending: set[int] = set()
     for node in txn.nodes():
         yield from _check_node(txn, node, names[node.id])
         if node.state == State.PENDING:
             pending.add(node.id)
         if node.disk != NO_DISK:
-            used = usage.setdefault(node.disk, [0, 0])
+            used = usage.setdefault((node.disk, node.is_stale), [0, 0])
             used[0] += 1
             used[1] += node.blocks
     if pending != set(txn.pending()):
         yield _broken(b"", f"files being written: {sorted(pending)}, listed {txn.pending()}")
     for number in txn.disks():
-        counted = tuple(usage.get(number, (0, 0)))
-        if counted != txn.usage(number):
-            yield _broken(b"", f"disk {number} uses {counted}, noted {txn.usage(number)}")
+        for is_stale, noted in ((False, txn.usage(number)), (True, txn.stale_usage(number))):
+            counted = tuple(usage.get((number, is_stale), (0, 0)))
+            if counted != noted:
+                what = "has stale" if is_stale else "uses"
+                yield _broken(b"", f"disk {number} {what} {counted}, noted {noted}")
     yield from _check_unfinished(txn)
 
 
@@ -136,8 +138,8 @@ def _is_reachable(txn: Txn, node: Node) -> bool:
 def _check_unfinished(txn: Txn) -> Iterator[Finding]:
     for _, intent in txn.intents():
         yield Finding(Kind.UNFINISHED, "", b"", str(intent))
-    for number, (count, _) in txn.chore_count().items():
-        yield Finding(Kind.UNFINISHED, "", b"", f"disk {number} has {count} chores")
+    for number, backlog in txn.backlogs().items():
+        yield Finding(Kind.UNFINISHED, "", b"", f"disk {number} has {backlog.chores} chores")
 
 
 def _full(txn: Txn, parent: int, name: bytes) -> bytes:
@@ -283,6 +285,8 @@ class _DiskCheck:
             )
         if bool(label.flags & records.LABEL_PENDING) is not (node.state == State.PENDING):
             self._say(Kind.DIFFERENT, path, f"is labelled {label}, noted {State(node.state).name}")
+        if bool(label.flags & records.LABEL_RESIDENT) is not bool(node.flags & records.RESIDENT):
+            self._say(Kind.DIFFERENT, path, f"is labelled {label}, noted {node.flags}")
         is_bound = not label.flags & records.LABEL_LINKED
         if node.nlink > 1 and is_bound:
             self._say(Kind.DIFFERENT, path, "has several names, and a label for one")

@@ -62,7 +62,7 @@ class Names:
                     return found
             bits = stat.S_IFREG | (mode & ~caller.umask & _FILE_BITS)
             fresh = self._fresh(directory, name, bits, caller)
-            node, fd = self._on_candidates(fresh, self._create_on)
+            node, fd = self._on_candidates(fresh, self._create_reserved)
             fh = self._files.adopt(node, fd, flags)
             return self._files.current(node), fh
 
@@ -105,7 +105,7 @@ class Names:
         return Node(
             id=state.next_id(), mode=mode, uid=caller.uid,
             gid=directory.gid if inherits else caller.gid, nlink=1, state=State.PENDING,
-            disk=NO_DISK, ino=0, size=0, blocks=0, atime_ns=now_ns, mtime_ns=now_ns,
+            flags=0, disk=NO_DISK, ino=0, size=0, blocks=0, atime_ns=now_ns, mtime_ns=now_ns,
             ctime_ns=now_ns, generation=state.generation(), access=0, parent=directory.id,
             name=name,
         )  # fmt: skip
@@ -122,6 +122,16 @@ class Names:
                     raise
                 failure = exc
         raise failure or OSError(errno.ENOSPC, "no disk takes new files")
+
+    def _create_reserved(self, node: Node) -> tuple[Node, int]:
+        """Make a file and keep room for it until its last writer has gone."""
+        state = self._state
+        state.reservations.begin(node.id, node.disk, state.kind(node.parent, node.name))
+        try:
+            return self._create_on(node)
+        except BaseException:
+            state.reservations.end(node.id)
+            raise
 
     def _create_on(self, node: Node) -> tuple[Node, int]:
         state = self._state
@@ -205,6 +215,7 @@ class Names:
             with state.catalog.read() as txn:
                 node = namespace.visible_child(state, txn, parent, name)
             if node is None:
+                self._unlink_stale(parent, name)
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
             if node.is_dir:
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -221,6 +232,16 @@ class Names:
                     namespace.still_named(state, node.id)
                     raise
             self._finish_unlink(left, parent, name, number)
+
+    def _unlink_stale(self, parent: int, name: bytes) -> None:
+        """Remove the stale file at a name that is locked: nobody wants it there any more."""
+        state = self._state
+        with state.catalog.write() as txn:
+            node = txn.child(parent, name)
+            if node is None or not node.is_stale:
+                return
+            namespace.drop_name(state, txn, parent, name, node)
+        state.wake([node.disk])
 
     def _finish_unlink(self, node: Node, parent: int, name: bytes, chore: int) -> None:
         """Do the chore of a removal now; when the disk does not let us, it stays a chore."""

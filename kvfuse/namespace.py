@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvfuse import records
 from kvfuse.intents import MakeDir, RemoveDir, Unlink
 from kvfuse.records import NO_DISK, Node
+from kvfuse.routing import says_nothing
 from kvfuse.state import PoolState
 from kvfuse.transaction import Txn
 
@@ -121,6 +122,15 @@ def still_named(state: PoolState, node_id: int) -> None:
     with state.catalog.read() as txn:
         if txn.node(node_id) is not None:
             state.handles.unorphan(node_id)
+
+
+def moved_flags(state: PoolState, node: Node, old_name: bytes) -> int:
+    """Return the flags of a file that loses *old_name* for another.
+
+    A temp name that did not tell the final one did not lead it to its owner either.
+    """
+    is_led = not says_nothing(old_name, patterns=state.rules.temp_patterns)
+    return node.flags if is_led else node.flags | records.RESIDENT
 
 
 def move_name(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes]) -> Node:

@@ -25,6 +25,7 @@ from kvfuse.config import Config
 from kvfuse.diskset import DiskSet
 from kvfuse.files import Files
 from kvfuse.handletable import HandleTable, OpenSlot
+from kvfuse.homes import judge_homes
 from kvfuse.names import Names
 from kvfuse.records import NO_DISK, DirEntry
 from kvfuse.recovery import recover
@@ -32,6 +33,7 @@ from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfuse.report import Report, StatFs
 from kvfuse.resume import restore_handles, write_facts
 from kvfuse.state import Keeper, Outliving, PoolState, Rules
+from kvfuse.transaction import Txn
 from kvfuse.upkeep import Upkeep
 
 __all__ = [
@@ -107,10 +109,17 @@ class Pool:
             for entry in txn.children(node_id, cookie):
                 if entry.disk != NO_DISK and not self._disk_is_read(entry.disk):
                     continue
+                if not state.rules.serve_displaced and self._is_stale(txn, entry.id):
+                    continue
                 found.append(entry)
                 if len(found) == limit:
                     break
         return found
+
+    @staticmethod
+    def _is_stale(txn: Txn, node_id: int) -> bool:
+        node = txn.node(node_id)
+        return node is not None and node.is_stale
 
     def _disk_is_read(self, number: int) -> bool:
         slot = self._state.slots.get(number)
@@ -185,7 +194,7 @@ class Pool:
         found = self.disk_of_name(parent, name)
         if found is not None:
             return found
-        candidates = self._state.candidates(parent, name)
+        candidates = self._state.candidates(parent, name, promise=True)
         return candidates[0] if candidates else None
 
     def disk_of_handle(self, fh: int) -> int:
@@ -292,6 +301,7 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
         recover(state, resume=True)
     else:
         recover(state)
+        judge_homes(state, disks.topology.id, progress)
         _vouch(state)
         write_facts(disks, run_dir)
     return Pool(state, disks, brought, snapshot, opens)
@@ -300,6 +310,7 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
 def _rules(config: Config) -> Rules:
     return Rules(
         policy=config.pool.placement,
+        serve_displaced=config.pool.serve_displaced,
         temp_dirs=config.pool.routing_dirs(),
         temp_patterns=config.pool.routing_patterns(),
         reserve_bytes=config.space.reserve.of,
@@ -313,10 +324,14 @@ def _carriers_max(disks: int) -> int:
 
 
 def _vouch(state: PoolState) -> None:
-    """Note on each disk that from now on this boot's page cache has what was written."""
+    """Note on each disk that from now on this boot's page cache has what was written.
+
+    And ask it for its room: the first placement must not guess.
+    """
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
             try:
+                state.measure_room(number)
                 durability.sync(carriers.disk, state.numbers.last_generation())
             except OSError as exc:
                 _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)

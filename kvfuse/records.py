@@ -28,11 +28,15 @@ class State(IntEnum):
     COMMITTED = 1  # renamed into place, or closed by its last writer
 
 
+STALE = 1  # its owner is another disk by now, and displaced files are not served
+RESIDENT = 2  # at home where it lies: its temp name did not say where it would belong
+
+
 class Node(NamedTuple):
     """One file, directory or symlink: everything LOOKUP and GETATTR answer, plus where it lies.
 
     *parent* and *name* are one of its names (the first; further hard links are kept apart), *disk*
-    the number of its disk in this catalog, *ino* its inode number there.
+    the number of its disk in this catalog, *ino* its inode number there, *flags* STALE, RESIDENT.
     """
 
     id: int
@@ -41,6 +45,7 @@ class Node(NamedTuple):
     gid: int
     nlink: int
     state: int
+    flags: int
     disk: int
     ino: int
     size: int
@@ -62,6 +67,11 @@ class Node(NamedTuple):
     def is_regular(self) -> bool:
         """Whether this is a regular file."""
         return stat.S_ISREG(self.mode)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether clients do not see it because it is not where its name belongs by now."""
+        return bool(self.flags & STALE)
 
     @property
     def is_symlink(self) -> bool:
@@ -88,8 +98,8 @@ class Caller(NamedTuple):
     pid: int
 
 
-# mode uid gid nlink, state pad disk, ino size blocks, times, generation access parent
-_NODE = struct.Struct("<IIIIBxHQQQqqqQQQ")
+# mode uid gid nlink, state flags disk, ino size blocks, times, generation access parent
+_NODE = struct.Struct("<IIIIBBHQQQqqqQQQ")
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk
 _U64 = struct.Struct(">Q")
@@ -110,9 +120,9 @@ def pack_node(node: Node) -> bytes:
     """Return the value stored under ``pack_id(node.id)``."""
     return (
         _NODE.pack(
-            node.mode, node.uid, node.gid, node.nlink, node.state, node.disk, node.ino, node.size,
-            node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.generation, node.access,
-            node.parent,
+            node.mode, node.uid, node.gid, node.nlink, node.state, node.flags, node.disk, node.ino,
+            node.size, node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.generation,
+            node.access, node.parent,
         )
         + node.name
     )  # fmt: skip
@@ -181,6 +191,7 @@ class Label(NamedTuple):
 
 LABEL_PENDING = 1  # being written
 LABEL_LINKED = 2  # has, or had, several names: verify says nothing
+LABEL_RESIDENT = 4  # at home where it lies
 _LABEL = struct.Struct("<BQQ8sB")
 
 
@@ -199,6 +210,8 @@ def label_of(node: Node, place: tuple[int, bytes], *, is_linked: bool = False) -
     flags = LABEL_PENDING if node.state == State.PENDING else 0
     if is_linked or node.nlink > 1:
         flags |= LABEL_LINKED
+    if node.flags & RESIDENT:
+        flags |= LABEL_RESIDENT
     return Label(node.id, node.generation, verify_hash(*place), flags)
 
 

@@ -141,6 +141,10 @@ class Renames:
                     carriers, intent, source, pending=pending, replaces=replaces
                 )
             settle.finish_move(state, intent, number, found, pending=pending)
+            if pending:
+                state.reservations.recorded(source.id, found.st_blocks * records.BLOCK_BYTES)
+            else:
+                state.learn_size(new, found.st_size)
         except BaseException:
             if target is not None:
                 namespace.still_named(state, target.id)
@@ -153,7 +157,11 @@ class Renames:
         disk = carriers.disk
         place = (intent.new_parent, intent.new_name)
         state = State.PENDING if pending else State.COMMITTED
-        moved = source._replace(generation=intent.generation, state=state)
+        moved = source._replace(
+            generation=intent.generation,
+            state=state,
+            flags=namespace.moved_flags(self._state, source, intent.name),
+        )
         label = records.pack_label(records.label_of(moved, place))
 
         def mark(dir_fd: int) -> os.stat_result:

@@ -6,12 +6,13 @@ import time
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from kvfuse import namespace, records
+from kvfuse import records
 from kvfuse.bringup import Brought
 from kvfuse.disk import Space
 from kvfuse.diskset import DiskSet, Slot
-from kvfuse.records import BLOCK_BYTES, ROOT_ID, State
+from kvfuse.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
 from kvfuse.state import PoolState
+from kvfuse.transaction import Backlog, Txn
 
 STATFS_BLOCK_BYTES = 4096
 
@@ -37,6 +38,8 @@ class Report:
         self._state = state
         self._disks = disks
         self._brought = brought
+        self._disk_ids: dict[int, str] = {}
+        self._backlog_seen: tuple[int, dict[bytes, set[int]]] = (-1, {})
 
     def statfs(self) -> StatFs:
         """Return the room of the pool: used is what its files take, free what the disks give."""
@@ -78,10 +81,12 @@ class Report:
     def status(self) -> dict[str, Any]:
         """Return the JSON-ready status of the pool and its disks."""
         with self._state.catalog.read() as txn:
-            chores = txn.chore_count()
-            usages = {number: txn.usage(number) for number in self._state.slots}
+            backlogs = txn.backlogs()
+            usages = {
+                number: (txn.usage(number), txn.stale_usage(number)) for number in self._state.slots
+            }
         rows = [
-            self._disk_row(slot, usages[slot.number], chores.get(slot.number, (0, 0)))
+            self._disk_row(slot, *usages[slot.number], backlogs.get(slot.number, Backlog(0, 0, 0)))
             for slot in self._state.slots.values()
         ]
         seen = [row for row in rows if row["capacity_bytes"] is not None]
@@ -91,6 +96,7 @@ class Report:
                 "epoch": self._disks.topology.epoch,
                 "session": self._disks.session,
                 "placement": self._state.rules.policy.value,
+                "serve_displaced": self._state.rules.serve_displaced,
             },
             "recovery": {
                 "state": "complete",
@@ -109,7 +115,7 @@ class Report:
         }
 
     def _disk_row(
-        self, slot: Slot, usage: tuple[int, int], chores: tuple[int, int]
+        self, slot: Slot, usage: tuple[int, int], stale: tuple[int, int], backlog: Backlog
     ) -> dict[str, Any]:
         space = self._space(slot)
         free_bytes = None
@@ -130,8 +136,9 @@ class Report:
             "used_bytes": usage[1] * BLOCK_BYTES,
             "free_bytes": free_bytes,
             "files": usage[0],
-            "stale_files": chores[0],
-            "stale_bytes": chores[1] * BLOCK_BYTES,
+            "stale_files": stale[0] + backlog.files,
+            "stale_bytes": (stale[1] + backlog.blocks) * BLOCK_BYTES,
+            "reserved_bytes": self._state.reservations.on_disk(slot.number),
             "inodes_free": None if space is None else space.inodes_free,
             "errors": slot.health.errors,
             "open_files": self._state.handles.on_disk(slot.number),
@@ -139,7 +146,10 @@ class Report:
         }
 
     def locate(self, key: bytes) -> dict[str, Any]:
-        """Return where the file at *key* is and why; ENOENT when clients see nothing there."""
+        """Return where the file at *key* is and why; ENOENT when the pool has nothing there.
+
+        A stale file is shown as such, although clients do not see it.
+        """
         state = self._state
         parts = [part for part in key.split(b"/") if part]
         with state.catalog.read() as txn:
@@ -147,28 +157,56 @@ class Report:
             parent = ROOT_ID
             for part in parts:
                 parent = node.id if node is not None else 0
-                node = namespace.visible_child(state, txn, parent, part)
+                node = _shown_child(state, txn, parent, part)
                 if node is None:
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            condemned = self._condemned(txn)
         assert node is not None, "the root is always there"
         shown = b"/".join(parts).decode(errors="backslashreplace")
         slot = state.slots.get(node.disk)
         if slot is None:
             return {"path": shown, "key": shown, "disk": None, "why": "directory", "id": node.id}
         owner = state.owner(parent, parts[-1])
-        at_home = owner == slot.disk_id
+        why = _why(node, slot.disk_id, owner)
+        copies = {*condemned.get(b"/".join(parts), ()), *((node.disk,) if node.is_stale else ())}
         return {
             "path": shown,
             "key": shown,
             "id": node.id,
             "disk": slot.disk_id,
             "disk_path": f"{slot.path}/{shown}",
-            "owner": owner,
-            "at_home": at_home,
-            "why": "owner" if at_home else "displaced",
+            "owner": owner or slot.disk_id,
+            "at_home": why not in ("displaced", "stale"),
+            "why": why,
             "size_bytes": node.size,
             "last_access": node.atime_ns / 1e9,
-            "state": State(node.state).name.lower(),
+            "state": "stale" if node.is_stale else State(node.state).name.lower(),
             "pinned": False,
-            "stale_copies": [],
+            "stale_copies": sorted(self._disk_ids[number] for number in copies),
         }
+
+    def _condemned(self, txn: Txn) -> dict[bytes, set[int]]:
+        """Return which disks have copies to be unlinked; read once for many questions."""
+        if self._backlog_seen[0] != txn.number:
+            self._disk_ids = txn.disks()
+            self._backlog_seen = (txn.number, txn.condemned())
+        return self._backlog_seen[1]
+
+
+def _shown_child(state: PoolState, txn: Txn, parent: int, name: bytes) -> Node | None:
+    """Return what clients see at a name, or what is stale there."""
+    node = txn.child(parent, name)
+    if node is None or state.visible(node):
+        return node
+    return node if node.is_stale and state.visible(node._replace(flags=0)) else None
+
+
+def _why(node: Node, disk_id: str, owner: str | None) -> str:
+    """Return why a file is where it is."""
+    if node.is_stale:
+        return "stale"
+    if owner is None:
+        return "index"
+    if owner == disk_id:
+        return "owner"
+    return "resident" if node.flags & RESIDENT else "displaced"

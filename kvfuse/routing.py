@@ -101,6 +101,28 @@ def final_name(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERN
     return None if match is None else match[1]
 
 
+def final_extension(
+    name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS
+) -> bytes | None:
+    """Return the extension (with its dot, b"" for none) of what *name* is or will be renamed to.
+
+    None when *name* is a temp name that does not say.
+    """
+    match = _match(name, patterns)
+    if match is None:
+        return name[len(_without_extension(name)) :]
+    pattern, final = match
+    if final is None or not pattern.final_has_extension:
+        return None
+    return final[len(_without_extension(final)) :]
+
+
+def says_nothing(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS) -> bool:
+    """Return whether *name* is a temp name from which the final one cannot be told."""
+    match = _match(name, patterns)
+    return match is not None and match[1] is None
+
+
 def is_temp(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS) -> bool:
     """Return whether basename *name* has a temporary form, of a knowable final name or not."""
     return _match(name, patterns) is not None

@@ -159,8 +159,8 @@ class DiskScan:
         node_id = self._free_id(txn, label)
         node = Node(
             id=node_id, mode=stat.S_IFDIR | (found.st_mode & 0o7777), uid=found.st_uid,
-            gid=found.st_gid, nlink=1, state=State.COMMITTED, disk=NO_DISK, ino=bit, size=4096,
-            blocks=0, atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns,
+            gid=found.st_gid, nlink=1, state=State.COMMITTED, flags=0, disk=NO_DISK, ino=bit,
+            size=4096, blocks=0, atime_ns=found.st_atime_ns, mtime_ns=found.st_mtime_ns,
             ctime_ns=found.st_ctime_ns, generation=0 if label is None else label.generation,
             access=0, parent=parent, name=name,
         )  # fmt: skip
@@ -221,10 +221,12 @@ class DiskScan:
     def _node(self, txn: Txn, parent: int, found: _Found, label: Label | None) -> Node:
         status = found.stat
         generation = 0 if label is None else label.generation
+        resident = label is not None and label.flags & records.LABEL_RESIDENT
         return Node(
             id=self._free_id(txn, label), mode=status.st_mode & ~0o6000, uid=status.st_uid,
-            gid=status.st_gid, nlink=1, state=State.COMMITTED, disk=self.slot.number,
-            ino=status.st_ino, size=status.st_size, blocks=status.st_blocks,
+            gid=status.st_gid, nlink=1, state=State.COMMITTED,
+            flags=records.RESIDENT if resident else 0, disk=self.slot.number, ino=status.st_ino,
+            size=status.st_size, blocks=status.st_blocks,
             atime_ns=status.st_atime_ns, mtime_ns=status.st_mtime_ns,
             ctime_ns=status.st_ctime_ns, generation=generation, access=0, parent=parent,
             name=found.name,
@@ -243,9 +245,7 @@ class DiskScan:
         return True
 
     def _write_label(self, dir_fd: int, node: Node) -> None:
-        verify = records.verify_hash(node.parent, node.name)
-        linked = records.LABEL_LINKED if node.nlink > 1 else 0
-        value = records.pack_label(Label(node.id, node.generation, verify, linked))
+        value = records.pack_label(records.label_of(node, (node.parent, node.name)))
         self._disk.write_label_at(dir_fd, node.name, value)
 
     def _remove(self, txn: Txn, path: bytes, found: _Found) -> None:

@@ -99,7 +99,8 @@ def _tuple(value: object) -> object:
 
 def _policy(value: object) -> object:
     if value not in (known := [policy.value for policy in Policy]):
-        raise ValueError(f"{show(value)} is unknown; write {' or '.join(known)}")
+        choice = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise ValueError(f"{show(value)} is unknown; write {choice}")
     return Policy(value)
 
 
@@ -166,7 +167,10 @@ class DiskSettings(_Section):
 
 
 class PoolSettings(_Section):
-    """What is mounted where. *mountpoint* is empty when nothing named one."""
+    """What is mounted where. *mountpoint* is empty when nothing named one.
+
+    Without *serve_displaced* a file whose owner is another disk by now is a miss.
+    """
 
     mountpoint: PathOrNothing = ""
     disks: Annotated[
@@ -177,6 +181,7 @@ class PoolSettings(_Section):
     access: Literal["posix", "owner"] = "posix"
     state_dir: AbsolutePath = "/var/lib/kvfuse"
     run_dir: AbsolutePath = "/run/kvfuse"
+    serve_displaced: bool = True
     require_all_disks: bool = False
     temp_dirs: Annotated[
         tuple[Annotated[str, AfterValidator(_temp_dir)], ...], BeforeValidator(_tuple)
@@ -228,6 +233,9 @@ def conflicts(pool: PoolSettings, control: ControlSettings) -> list[tuple[str, s
     """Return (key, problem) of values that are each right but not together."""
     paths = [disk.path for disk in pool.disks]
     found = [("pool.disks", problem) for problem in _disk_conflicts(paths)]
+    if not pool.serve_displaced and not pool.placement.has_owners:
+        problem = f"false, but placement {pool.placement} has no owners; write true"
+        found.append(("pool.serve_displaced", problem))
     # Everything is inside "/": that it was named is told once.
     paths = [path for path in dict.fromkeys(paths) if path != "/"]
     mountpoint = pool.mountpoint

@@ -125,6 +125,7 @@ def finish_move(
             size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
             ctime_ns=state.now_ns(), generation=intent.generation,
             state=State.PENDING if pending else State.COMMITTED,
+            flags=namespace.moved_flags(state, source, intent.name),
         )  # fmt: skip
         txn.put_node(moved, source)
         for directory in {intent.parent, intent.new_parent}:

@@ -4,6 +4,7 @@ Concurrency: everything here may be used by any thread. Lock order: names, then 
 catalog's writer; a disk's carrier mutex is taken with names or inode held, never the reverse.
 """
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -19,6 +20,7 @@ from typing import Protocol
 
 from kvfuse import placement, records
 from kvfuse.accesses import Accesses
+from kvfuse.admission import Kind, kind_of
 from kvfuse.carriers import Carriers
 from kvfuse.catalog import Catalog
 from kvfuse.disk import Disk
@@ -31,6 +33,7 @@ from kvfuse.intents import Intent, disks_of
 from kvfuse.locks import KeyedLocks
 from kvfuse.numbers import Numbers
 from kvfuse.records import Node
+from kvfuse.reservations import Reservations
 from kvfuse.routing import TempPattern, routing_name
 from kvfuse.topology import Member
 from kvfuse.transaction import Txn
@@ -46,6 +49,7 @@ class Rules:
     """The configured policy the verbs follow."""
 
     policy: placement.Policy
+    serve_displaced: bool
     temp_dirs: frozenset[bytes]
     temp_patterns: Sequence[TempPattern]
     reserve_bytes: Callable[[int], int]  # capacity of a disk -> bytes never handed out
@@ -117,7 +121,8 @@ class PoolState:
         self.left: dict[int, Intent] = {}  # intents of verbs that failed, not settled yet
         self._paths: dict[int, bytes] = {}
         self._health_mutex = threading.Lock()
-        self._room: dict[int, bool] = {}  # by disk, as last measured
+        self._room: dict[int, int] = {}  # bytes for new files by disk, as last measured
+        self.reservations = Reservations()
         self.numbers = Numbers(catalog)
         self.next_id = self.numbers.next_id
         self.generation = self.numbers.generation
@@ -130,9 +135,11 @@ class PoolState:
     # -- disks
 
     def visible(self, node: Node) -> bool:
-        """Whether clients see *node*: what lies on an unusable disk is a miss."""
+        """Whether clients see *node*: what is stale, or lies on an unusable disk, is a miss."""
         if node.disk == records.NO_DISK:
             return True
+        if node.is_stale:
+            return False
         slot = self.slots.get(node.disk)
         return slot is not None and slot.disk is not None and slot.health.readable
 
@@ -189,31 +196,73 @@ class PoolState:
 
     # -- placement
 
-    def candidates(self, parent: int, name: bytes) -> list[int]:
-        """Return the numbers of the disks a new file may go to, best first."""
-        rules = self.rules
-        path = self.path(parent)
-        routing = routing_name(
-            path + b"/" + name if path else name,
-            temp_dirs=rules.temp_dirs,
-            patterns=rules.temp_patterns,
-        )
-        ranked = placement.candidates(routing, self.members, rules.policy)
+    def candidates(self, parent: int, name: bytes, *, promise: bool = False) -> list[int]:
+        """Return the numbers of the disks a new file may go to, best first.
+
+        With *promise* the first one will be first as well when the file is made.
+        """
+        if self.rules.policy.has_owners:
+            ranked = placement.candidates(
+                self._routing_name(parent, name), self.members, self.rules.policy
+            )
+        else:
+            ranked = self._least_used((parent, name))
         slots = (self._by_id.get(disk_id) for disk_id in ranked)
         able = [slot for slot in slots if slot is not None and slot.disk and slot.health.writable]
         # As last measured by the upkeep: a placement must not wait for a disk.
-        return [s.number for s in able if self._room.get(s.number, True) and s.health.schedulable]
+        found = [s.number for s in able if self._room.get(s.number, 1) > 0 and s.health.schedulable]
+        if promise and found and not self.rules.policy.has_owners:
+            self.reservations.promise((parent, name), found[0])
+        return found
 
     def owner(self, parent: int, name: bytes) -> str | None:
-        """Return the id of the disk that owns a name, usable or not."""
+        """Return the id of the disk that owns a name, usable or not; None where names have none."""
+        if not self.rules.policy.has_owners:
+            return None
+        routing = self._routing_name(parent, name)
+        ranked = placement.candidates(routing, self.members, self.rules.policy)
+        return ranked[0] if ranked else None
+
+    def learn_size(self, place: tuple[int, bytes], size_bytes: int) -> None:
+        """Remember for estimates how large the finished file at *place* is."""
+        with contextlib.suppress(OSError):  # its directory has gone meanwhile
+            self.reservations.learn(self.kind(*place), size_bytes)
+
+    def kind(self, parent: int, name: bytes) -> Kind:
+        """Return which files the one at a name will be as large as."""
+        return kind_of(self.path(parent), name, patterns=self.rules.temp_patterns)
+
+    def _routing_name(self, parent: int, name: bytes) -> bytes:
         path = self.path(parent)
-        routing = routing_name(
+        return routing_name(
             path + b"/" + name if path else name,
             temp_dirs=self.rules.temp_dirs,
             patterns=self.rules.temp_patterns,
         )
-        ranked = placement.candidates(routing, self.members, self.rules.policy)
-        return ranked[0] if ranked else None
+
+    def _least_used(self, place: tuple[int, bytes]) -> tuple[str, ...]:
+        """Return the disks there are, least used first, a promised one before all."""
+        reservations = self.reservations
+        promised = reservations.promised(place)
+        loads = []
+        with self.catalog.read() as txn:
+            for slot in self.slots.values():
+                number = slot.number
+                used_bytes = records.BLOCK_BYTES * (
+                    txn.usage(number)[1] + txn.stale_usage(number)[1]
+                )
+                # Not the capacity of the file system: what others keep there is no room of ours.
+                capacity_bytes = used_bytes + self._room[number] if number in self._room else 0
+                reserved_bytes = reservations.on_disk(number)
+                loads.append(
+                    placement.Load(slot.disk_id, used_bytes, capacity_bytes, reserved_bytes)
+                )
+        turn = reservations.take_turn() if promised is None else 0
+        ranked = placement.least_used(loads, turn)
+        if promised is not None:
+            first = self.slots[promised].disk_id
+            ranked = (first, *(disk_id for disk_id in ranked if disk_id != first))
+        return ranked
 
     def measure_room(self, number: int) -> None:
         """Ask a disk whether it has room for new files; may block on it."""
@@ -226,7 +275,7 @@ class PoolState:
         room = space.available_bytes > reserve_bytes and (
             space.inodes_total == 0 or space.inodes_free > 0
         )
-        self._room[number] = room
+        self._room[number] = max(0, space.available_bytes - reserve_bytes) if room else 0
         if room and slot.health.is_full:
             self.change_health(number, lambda health, at_s: health.on_room(now_s=at_s))
         elif not room and not slot.health.is_full:

@@ -7,7 +7,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import lmdb
 
@@ -24,10 +24,19 @@ from kvfuse.intents import (
 from kvfuse.records import DirEntry, Node, State
 
 _USAGE = struct.Struct("<qq")
+_OF_STALE = b"s"  # appended to the key of a disk's usage
 _CHORE_KEY = struct.Struct(">HQ")
 _U16 = struct.Struct(">H")
 _RESULT = struct.Struct("<QQQ")  # number, unique of a request, id of what it made
 RESULTS_MAX = 1 << 14  # far more than requests can be under way at once
+
+
+class Backlog(NamedTuple):
+    """What is left to do on a disk: the *files* among the *chores* are to be unlinked."""
+
+    chores: int
+    files: int
+    blocks: int
 
 
 class Txn:
@@ -49,7 +58,7 @@ class Txn:
         self._commit = commit
         # Any: py-lmdb's types allow for buffers=True, which is not used here
         self._txn: Any = txn
-        self._deltas: dict[int, list[int]] = {}
+        self._deltas: dict[bytes, list[int]] = {}
 
     def __enter__(self) -> "Txn":
         return self
@@ -60,16 +69,19 @@ class Txn:
         if kind is not None or self._commit is None:
             self._txn.abort()
             return
-        for disk, (files, blocks) in self._deltas.items():
-            old_files, old_blocks = self.usage(disk)
+        for key, (files, blocks) in self._deltas.items():
+            old_files, old_blocks = self._usage(key)
             self._txn.put(
-                _U16.pack(disk),
-                _USAGE.pack(old_files + files, old_blocks + blocks),
-                db=self._db[b"usage"],
+                key, _USAGE.pack(old_files + files, old_blocks + blocks), db=self._db[b"usage"]
             )
         self._commit(self._txn)
 
     # -- reads
+
+    @property
+    def number(self) -> int:
+        """Which state of the catalog this sees: equal numbers, equal contents."""
+        return cast(int, self._txn.id())
 
     def entry(self, parent: int, name: bytes) -> tuple[int, int, int] | None:
         """Return (child id, cookie, type bits) of a name, or None."""
@@ -131,8 +143,15 @@ class Txn:
         return [records.split_entry_key(value) for value in cursor.iternext_dup()]
 
     def usage(self, disk: int) -> tuple[int, int]:
-        """Return (files, 512-byte blocks) that the records put on *disk*."""
-        value = self._txn.get(_U16.pack(disk), db=self._db[b"usage"])
+        """Return (files, 512-byte blocks) that the records put on *disk*, but for stale ones."""
+        return self._usage(_U16.pack(disk))
+
+    def stale_usage(self, disk: int) -> tuple[int, int]:
+        """Return (files, 512-byte blocks) that stale records put on *disk*."""
+        return self._usage(_U16.pack(disk) + _OF_STALE)
+
+    def _usage(self, key: bytes) -> tuple[int, int]:
+        value = self._txn.get(key, db=self._db[b"usage"])
         return (0, 0) if value is None else cast(tuple[int, int], _USAGE.unpack(value))
 
     def meta(self, key: bytes) -> bytes | None:
@@ -144,9 +163,12 @@ class Txn:
         cursor = self._txn.cursor(db=self._db[b"disks"])
         return {_U16.unpack(key)[0]: value.decode() for key, value in cursor}
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every record, by id."""
-        for key, value in self._txn.cursor(db=self._db[b"nodes"]):
+    def nodes(self, after: int = 0) -> Iterator[Node]:
+        """Yield every record with an id above *after*, by id."""
+        cursor = self._txn.cursor(db=self._db[b"nodes"])
+        if not cursor.set_range(records.pack_id(after + 1)):
+            return
+        for key, value in cursor:
             node_id = records.unpack_id(key)
             yield records.unpack_node(node_id, value)
 
@@ -155,15 +177,25 @@ class Txn:
         cursor = self._txn.cursor(db=self._db[b"pending"])
         return [records.unpack_id(key) for key in cursor.iternext(values=False)]
 
-    def chore_count(self) -> dict[int, tuple[int, int]]:
-        """Return (chores, 512-byte blocks they will free) of every disk with a backlog."""
-        counts: dict[int, tuple[int, int]] = {}
+    def backlogs(self) -> dict[int, Backlog]:
+        """Return what is left to do on every disk with a backlog."""
+        counts: dict[int, Backlog] = {}
+        for key, value in self._txn.cursor(db=self._db[b"chores"]):
+            chore, disk = unpack_chore(value), _CHORE_KEY.unpack(key)[0]
+            chores, files, blocks = counts.get(disk, (0, 0, 0))
+            is_file = isinstance(chore, Unlink)
+            freed = chore.blocks if isinstance(chore, Unlink) else 0
+            counts[disk] = Backlog(chores + 1, files + is_file, blocks + freed)
+        return counts
+
+    def condemned(self) -> dict[bytes, set[int]]:
+        """Return the numbers of the disks that have still to unlink a copy, by its path there."""
+        found: dict[bytes, set[int]] = {}
         for key, value in self._txn.cursor(db=self._db[b"chores"]):
             chore = unpack_chore(value)
-            number, blocks = counts.get(_CHORE_KEY.unpack(key)[0], (0, 0))
-            freed = chore.blocks if isinstance(chore, Unlink) else 0
-            counts[_CHORE_KEY.unpack(key)[0]] = (number + 1, blocks + freed)
-        return counts
+            if isinstance(chore, Unlink):
+                found.setdefault(chore.path, set()).add(_CHORE_KEY.unpack(key)[0])
+        return found
 
     def intents(self) -> list[tuple[int, Intent]]:
         """Return (number, intent) of all that were said and not finished, oldest first."""
@@ -295,7 +327,8 @@ class Txn:
 
     def _count(self, node: Node, sign: int) -> None:
         if node.disk != records.NO_DISK:
-            delta = self._deltas.setdefault(node.disk, [0, 0])
+            key = _U16.pack(node.disk) + (_OF_STALE if node.is_stale else b"")
+            delta = self._deltas.setdefault(key, [0, 0])
             delta[0] += sign
             delta[1] += sign * node.blocks
 

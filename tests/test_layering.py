@@ -18,9 +18,9 @@ LAYERS = {
         ttlcache eviction admission""",
     "edges": """syscalls root disk identity whereabouts candidates adoption diskset transaction catalog journal
         metrics mounts stop durability fdstore""",
-    "heart": """locks carrier chores carriers handletable inflight handles accesses numbers state
-        files attributes namespace settle names renames resume recovery scan bringup check upkeep
-        report status statfs pool""",
+    "heart": """locks carrier chores carriers handletable inflight handles accesses
+        numbers reservations homes state files attributes namespace settle names renames
+        resume recovery scan bringup check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
     "shell": """logs notify progress processes restarts ledger detach launch upgrades supervised

@@ -20,9 +20,11 @@ Examples:
   cd /kvcache/model && kvfuse locate *.bin --json
 
 \b
-The answer's "why": owner (the placement function puts it there), displaced (it was written when
-the owner had no room or was not there; served all the same), scan (found on the disk),
-directory (a record of the pool, on no disk).
+The answer's "why": owner (the placement function puts it there), index (placement index put it
+there), displaced (the owner is another disk by now, or could not take it; served all the same),
+resident (its temporary name did not tell the owner), stale (as displaced, but not served:
+serve_displaced is off), directory (a record of the pool, on no disk).
+Stale copies are waiting to be removed.
 """
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
@@ -37,7 +39,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
         show_json(found)
         return
     show_table(
-        ["path", "disk", "file on the disk", "why", " size", "state"],
+        ["path", "disk", "file on the disk", "why", " size", "state", "stale copies"],
         [
             [
                 str(item["path"]),
@@ -46,6 +48,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
                 str(item["why"] or "-"),
                 human_bytes(item["size_bytes"]),
                 str(item["state"]),
+                " ".join(disk_id[:8] for disk_id in item["stale_copies"]) or "-",
             ]
             for item in found
         ],

@@ -69,6 +69,7 @@ def test_every_key_is_read():
         access = "owner"
         state_dir = "/s"
         run_dir = "/r"
+        serve_displaced = false
         require_all_disks = true
         temp_dirs = ["tmp/", "/a/b", "c/d"]
         temp_patterns = ['(?P<final>.+)\\.part']
@@ -87,6 +88,7 @@ def test_every_key_is_read():
     config = resolved.config
     assert config.pool.mountpoint == "/kvcache"
     assert config.pool.placement is Policy.STRIPED
+    assert not config.pool.serve_displaced
     assert config.pool.routing_dirs() == {b"tmp", b"/a/b", b"/c/d"}
     patterns = config.pool.routing_patterns()
     assert final_name(b"x.bin.part", patterns=patterns) == b"x.bin"
@@ -187,7 +189,7 @@ def test_rows_can_be_written_as_a_file():
     assert rows["health.op_timeout"] == "5s"
     assert rows["pool.disks"][0] == {"path": "/mnt/a", "weight": 1.0, "mode": "rw"}
     assert next(iter(rows)) == "pool.mountpoint"
-    assert len(rows) == 16
+    assert len(rows) == 17
 
 
 F = "/etc/k.toml: "
@@ -239,8 +241,13 @@ BAD = [
     (DISKS + "mountpoint='/run'", F + "pool.run_dir: /run/kvfuse is below the mountpoint; "),
     (DISKS + "[control]\nsocket='/mnt/b/s'", F + "control.socket: /mnt/b/s is on disk /mnt/b; "),
     (DISKS + "state_dir=''", F + "pool.state_dir: '' is not absolute; "),
-    (DISKS + "placement='index'", F + "pool.placement: 'index' is unknown; write "),
-    (DISKS + "placement=[]", F + "pool.placement: [] is unknown; write rendezvous or striped"),
+    (DISKS + "placement='indx'", F + "pool.placement: 'indx' is unknown; write "),
+    (DISKS + "placement=[]", F + "pool.placement: [] is unknown; write rendezvous, index or "),
+    (
+        DISKS + "placement='index'\nserve_displaced=false",
+        F + "pool.serve_displaced: false, but placement index has no owners; write true",
+    ),
+    (DISKS + "serve_displaced=0", F + "pool.serve_displaced: 0 is neither true nor false; "),
     (DISKS + "driver='x'", F + "pool.driver: 'x' is unknown; write auto, direct or pyfuse3"),
     (DISKS + "require_all_disks=1", F + "pool.require_all_disks: 1 is neither true nor false; "),
     (DISKS + "temp_dirs=['..']", F + "pool.temp_dirs[0]: '..' names no directory; "),
