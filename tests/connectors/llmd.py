@@ -172,3 +172,12 @@ def gds_path_writes_direct_and_renames_after_close(place: Place) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     assert read_at_once(fd, len(data)) == data
     os.close(fd)
+
+
+@sequence
+def the_size_is_there_at_once_after_the_close(place: Place) -> None:
+    for number in range(200):
+        path = place.root / f"{number}.bin"
+        path.write_bytes(b"x" * (number + 1))
+        assert path.stat().st_size == number + 1
+        assert len(path.read_bytes()) == number + 1

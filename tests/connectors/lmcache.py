@@ -5,9 +5,12 @@ import errno
 import glob
 import mmap
 import os
+import subprocess
+import sys
 import termios
 from pathlib import Path
 
+from tests.connectors import replacing
 from tests.connectors.place import (
     Place,
     aligned,
@@ -261,3 +264,18 @@ def nixl_pool_of_descriptors_open_for_life(place: Place) -> None:
     for fd in pool:
         os.close(fd)
     assert len(os.listdir(place.root)) == 32
+
+
+@sequence
+def gets_go_on_while_the_key_is_put_again(place: Place) -> None:
+    path = data_path(place.root, 1)
+    replacing.write(str(path), 1)
+    engines = [
+        subprocess.Popen(
+            [sys.executable, replacing.__file__, verb, path, "250"], stderr=subprocess.PIPE
+        )
+        for verb in ("write", "read") * 4
+    ]
+    errors = [engine.communicate()[1].decode() for engine in engines]
+    assert not any(errors), max(errors)
+    assert os.listdir(place.root) == [path.name]
