@@ -16,14 +16,14 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk identity whereabouts candidates adoption diskset transaction catalog journal
-        metrics mounts stop durability fdstore""",
-    "heart": """locks carrier chores carriers handletable inflight handles accesses
-        numbers reservations homes state files attributes namespace settle names renames
-        resume recovery scan bringup check upkeep report status statfs pool""",
+    "edges": """syscalls root disk identity whereabouts candidates adoption diskset transaction
+        catalog journal metrics mounts stop durability fdstore""",
+    "heart": """locks carrier chores carriers handletable inflight handles accesses numbers
+        reservations homes state files attributes namespace settle names renames resume recovery
+        scan bringup check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
-    "shell": """logs notify progress processes restarts ledger detach launch upgrades supervised
+    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller supervised
         supervisor takeover daemon doctor bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]

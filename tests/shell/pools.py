@@ -140,6 +140,7 @@ class Box:
         self.base = base
         self.paths = disks
         self.placement = placement
+        self.serve_displaced = True
         self._uuids = itertools.count(1)  # the same for every box: names have the same owners
         self.pool: Pool | None = None
         self.disks: DiskSet | None = None
@@ -152,6 +153,7 @@ class Box:
             "state_dir": str(self.base / "state"),
             "run_dir": str(self.base / "run"),
             "placement": self.placement,
+            "serve_displaced": self.serve_displaced,
             "allow_shared_device": True,
         }
         return Config.model_validate({"pool": pool, "space": {"reserve": 0}})
