@@ -33,7 +33,7 @@ from collections.abc import Sequence
 
 FORMAT = 1
 MESSAGE_BYTES_MAX = 64 * 1024
-FDS_MAX = 640  # a lock and a directory for each of 256 disks, the connection, and some more
+FDS_MAX = 4096  # a lock and a directory for each of 256 disks, files that are open but unlinked
 FDS_PER_MESSAGE = 128  # the kernel takes up to 253
 BEAT_INTERVAL_S = 0.1
 SEND_TIMEOUT_S = 5.0
@@ -222,17 +222,17 @@ class FdStore:
         """Return the names, in the order they were put in."""
         return list(self._fds)
 
-    def put(self, name: str, fd: int) -> None:
+    def put(self, name: str, fd: int) -> bool:
         """Take *fd* over as *name*, in the place of one of that name.
 
-        Raises:
-            ChannelError: there are too many; *fd* is closed then.
+        Return whether there was room: else *fd* is closed.
         """
         if name not in self._fds and len(self._fds) >= FDS_MAX:
             os.close(fd)
-            raise ChannelError(f"over {FDS_MAX} descriptors are to be kept")
+            return False
         self.drop(name)
         self._fds[name] = fd
+        return True
 
     def drop(self, name: str) -> None:
         """Close the descriptor *name*, if there is one."""
@@ -252,8 +252,8 @@ class FdStore:
             part = items[first : first + FDS_PER_MESSAGE]
             channel.send("fds", {"names": [name for name, _ in part]}, [fd for _, fd in part])
 
-    def take(self, message: Message) -> None:
-        """Put in what *message* brought: ``fds`` or ``store``.
+    def take(self, message: Message) -> bool:
+        """Put in what *message* brought: ``fds`` or ``store``; return whether there was room.
 
         Raises:
             ChannelError: names and descriptors do not match.
@@ -261,8 +261,10 @@ class FdStore:
         names = message.texts("names")
         if len(names) != len(message.fds):
             raise ChannelError(f"{len(names)} names for {len(message.fds)} descriptors")
+        has_room = True
         for name in names:
-            self.put(name, message.fds.pop(0))
+            has_room = self.put(name, message.fds.pop(0)) and has_room
+        return has_room
 
     def release(self) -> dict[str, int]:
         """Return the descriptors by name; they are the caller's from now on."""

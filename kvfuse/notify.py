@@ -34,8 +34,7 @@ def notify(*lines: str, fds: Sequence[int] = ()) -> bool:
 
 
 def keep(name: str, fd: int) -> bool:
-    """Let the manager keep a copy of *fd* as *name* while this service is down; one per name."""
-    forget(name)
+    """Let the manager keep a copy of *fd* as *name* while this service is down."""
     # FDPOLL=0: a connection that is dead is still ours to take down.
     return notify("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", fds=[fd])
 

@@ -7,12 +7,14 @@ Concurrency: any thread may call anything; a thread of its own beats, another on
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvfuse import ledger
 from kvfuse.errors import KvfuseError
 from kvfuse.fdstore import (
     BEAT_INTERVAL_S,
@@ -26,6 +28,7 @@ from kvfuse.fdstore import (
 
 _log = logging.getLogger("kvfuse.supervised")
 _START_TIMEOUT_S = 30.0
+_LEDGER_OF_SUPERVISOR = ("backing_off", "stuck", "upgrade")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Supervised:
         self._on_lost: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._is_lost = False
+        self._has_ended = False
         self.shows_notes = False
         try:
             self.start = self._receive_start()
@@ -100,6 +104,16 @@ class Supervised:
         with self._lock:
             return frozenset(self._stuck)
 
+    def processes(self, ledger_path: str) -> dict[str, object]:
+        """Return the processes of the mount, JSON-ready; the supervisor is null when it is lost."""
+        server: dict[str, object] = {"pid": os.getpid(), "restarts": self.start.attempt - 1}
+        if self._is_lost:
+            return {"supervisor": None, "server": server}
+        noted = ledger.read(ledger_path) or {}
+        supervisor = {name: noted.get(name) for name in _LEDGER_OF_SUPERVISOR}
+        server |= {name: noted[name] for name in ("restarts", "last_restarts") if name in noted}
+        return {"supervisor": {"pid": os.getppid(), **supervisor}, "server": server}
+
     def judge_by(self, is_alive: Callable[[], bool]) -> None:
         """Beat from now on only while *is_alive* says so; it must not wait."""
         self._is_alive = is_alive
@@ -136,8 +150,10 @@ class Supervised:
         self._send("ready", {})
 
     def ended(self, code: int) -> None:
-        """Tell that the mount is gone and the pool closed, and that the end is wanted."""
-        self._send("ended", {"code": code})
+        """Tell that the mount is gone and the pool closed, and that the end is wanted; once."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._send("ended", {"code": code})
 
     def _send(self, kind: str, fields: dict[str, object], fds: Sequence[int] = ()) -> None:
         if self._is_lost:
@@ -185,3 +201,23 @@ class Supervised:
             self._is_lost = True
         _log.warning("the supervisor is lost; this server goes on, nothing will restart it")
         self._on_lost()
+
+
+class Keeper:
+    """Descriptors that nothing but the supervisor keeps for the next server."""
+
+    def __init__(self, supervised: Supervised) -> None:
+        self._supervised = supervised
+        self._own = dict(supervised.start.fds)
+        self.fds: Mapping[str, int] = self._own  # what former servers stored
+
+    def keep(self, name: str, fd: int) -> None:
+        """Keep a copy of *fd* as *name*."""
+        self._supervised.store({name: fd})
+
+    def drop(self, name: str) -> None:
+        """Keep it no longer."""
+        self._supervised.drop([name])
+        fd = self._own.pop(name, None)
+        if fd is not None:
+            os.close(fd)

@@ -9,8 +9,8 @@ It never touches the mount or a path below it, waits for nothing without a deadl
 little: it must not fail for a reason of its own.
 
 ``facts`` of a server: *mountpoint*; *mounted*, whether it has mounted there; *hot*, whether a next
-server can resume, else *obstacle*; *status_file*; *version*; *formats*, for the check before an
-upgrade. A next server is told them too, with whatever else the one before has said.
+server can resume, else *obstacle*; *status_file*; *log*, "" for stderr; *version*; *formats*, for
+the check before an upgrade. A next server is told them too, with whatever else was said.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ import sys
 import time
 
 from kvfuse import launch, ledger, processes
-from kvfuse.fdstore import FORMAT, FUSE, ChannelError, FdStore, Message
+from kvfuse.fdstore import FDS_MAX, FORMAT, FUSE, ChannelError, FdStore, Message
 from kvfuse.launch import Server
 from kvfuse.notify import forget, keep, kept, notify
 from kvfuse.processes import Process
 from kvfuse.restarts import Restarts
+from kvfuse.teller import Teller
 from kvfuse.upgrades import Upgrades
 
 STOP_TIMEOUT_S = 100.0
 EXIT_FAILED = 1
 _TICK_MS = 100
-_NOTES_MAX = 64
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -65,7 +65,7 @@ class Supervisor:
         self._facts: dict[str, object] = {}
         self._restarts = Restarts()
         self._upgrades = Upgrades(check)
-        self._notes: list[str] = []
+        self._teller = Teller()
         self._attempt = 0
         self._was_ready = False  # from then on the mount is kept, whatever happens
         self._is_announced = False
@@ -211,15 +211,16 @@ class Supervisor:
         if server is None:
             return
         try:
-            while (message := server.channel.receive()) is not None:
-                try:
-                    self._heed(server, message)
-                finally:
-                    message.close()
-        except ConnectionError:
-            return  # it ends, or is judged by its beats
+            self._hear(server)
         except ChannelError as exc:
             self._lose(server, f"it does not speak as a server does: {exc}")
+
+    def _hear(self, server: Server) -> None:
+        """Heed what *server* has said; one that is gone is judged by that, not here."""
+        with contextlib.suppress(ConnectionError):
+            while (message := server.channel.receive()) is not None:
+                with contextlib.closing(message):
+                    self._heed(server, message)
 
     def _heed(self, server: Server, message: Message) -> None:
         match message.kind:
@@ -250,8 +251,11 @@ class Supervisor:
                 self._drop(name)
             return
         for name, fd in zip(names, message.fds, strict=False):
+            if name in self._store:
+                forget(name)
             keep(name, fd)
-        self._store.take(message)
+        if not self._store.take(message):
+            self._say(f"no more than {FDS_MAX} descriptors are kept; some are not")
 
     def _on_ready(self, server: Server) -> None:
         now_s = time.monotonic()
@@ -259,7 +263,11 @@ class Supervisor:
         server.beat_s = now_s
         stall_s = round(now_s - self._down_since_s, 3)
         self._is_cold = False
-        self._was_ready = True
+        if not self._was_ready:
+            self._was_ready = True
+            log = self._facts.get("log")
+            if isinstance(log, str) and log:
+                self._teller.move_to(log)
         if not self._is_announced:
             self._is_announced = True
             notify("READY=1", f"MAINPID={os.getpid()}")
@@ -268,10 +276,7 @@ class Supervisor:
             version = self._facts.get("version")
             self._upgrades.end("done", to=version, stall_s=stall_s)
             self._say(f"upgraded to kvfuse {version} in {stall_s} s")
-        with contextlib.suppress(ChannelError, ConnectionError):
-            while self._notes:
-                server.channel.send("note", {"text": self._notes[0]})
-                del self._notes[0]
+        self._teller.pass_on(server.channel)
         self._write()
 
     def _judge_server(self) -> None:
@@ -297,7 +302,9 @@ class Supervisor:
         process = server.process
         process.send(signal.SIGKILL)
         is_gone = process.settle()
-        self._hear_last_words(server)
+        with contextlib.suppress(ChannelError):
+            self._hear(server)
+        server.channel.close()
         reason = reason or process.end
         code = process.exit_code
         if is_gone:
@@ -308,20 +315,13 @@ class Supervisor:
         self._follow(process.pid, reason, age_s=self._down_since_s - server.started_s, code=code,
                      was_ready=server.is_ready)  # fmt: skip
 
-    def _hear_last_words(self, server: Server) -> None:
-        with contextlib.suppress(ConnectionError, ChannelError):
-            while (message := server.channel.receive()) is not None:
-                try:
-                    self._heed(server, message)
-                finally:
-                    message.close()
-        server.channel.close()
-
     def _follow(
         self, pid: int, reason: str, *, age_s: float, code: int | None, was_ready: bool = False
     ) -> None:
         """Decide what follows the end of a server."""
         if self._ended_code is not None:
+            if self._ended_code != 0:
+                self._give_up_connection()
             self._code = self._ended_code
             return
         if self._stop_by_s is not None or not self._was_ready:
@@ -407,16 +407,9 @@ class Supervisor:
     # -- telling -----------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        """Write *text* to stderr, and let a server write it to the log."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"kvfuse supervisor: {text}\n")
-            sys.stderr.flush()
-        self._notes = [*self._notes, text][-_NOTES_MAX:]
-        server = self._server
-        if server is not None and server.is_ready:
-            with contextlib.suppress(ChannelError, ConnectionError):
-                server.channel.send("note", {"text": text})
-                self._notes.pop()
+        self._teller.say(text)
+        if self._server is not None and self._server.is_ready:
+            self._teller.pass_on(self._server.channel)
 
     def _write(self) -> None:
         server = self._server
@@ -477,7 +470,7 @@ def main(arguments: list[str]) -> int:
     return Supervisor(
         task=task,
         report_fd=report_fd,
-        command=[sys.executable, "-m", "kvfuse", "daemon"],
+        command=[sys.executable, "-m", "kvfuse", "daemon", "--"],
         check=[sys.executable, "-m", "kvfuse", "takeover-check"],
         kept=kept(),
         hangup_ends="hangup-ends" in arguments[2:],

@@ -178,10 +178,28 @@ class Mounted:
 
     def kill(self) -> None:
         """End the daemon as a crash would; the mount stays, dead."""
+        self._kill()
+
+    def _kill(self) -> None:
+        """End the supervisor, then its servers, which nobody starts again then."""
         assert self._process is not None
+        servers = self.servers()
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        for pid in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _wait_for_end(pid)
         self._process = None
+
+    def servers(self) -> list[int]:
+        """Return the pids of the servers that the supervisor has started and that are there."""
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        try:
+            return [int(word) for word in path.read_text().split()]
+        except FileNotFoundError:
+            return []
 
     def restart(self) -> None:
         """Unmount cleanly and mount again."""
@@ -194,10 +212,7 @@ class Mounted:
             if subprocess.run(["umount", "-l", self.path], check=False).returncode:
                 break
         if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-            self._process = None
+            self._kill()
         _running.discard(self)
 
     def tail(self, lines: int = 80) -> str:
@@ -238,6 +253,19 @@ _running: set[Mounted] = set()
 def _sweep() -> None:
     for mounted in list(_running):
         mounted.clean()
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait until no code of a process runs; one that a disk holds is left behind."""
+    deadline = time.monotonic() + END_S
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state in "ZX":
+            return
+        time.sleep(0.01)
 
 
 def is_mountpoint(path: Path) -> bool:

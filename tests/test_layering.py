@@ -23,8 +23,8 @@ LAYERS = {
         scan bringup check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
-    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller supervised
-        supervisor takeover daemon doctor bench cli __main__""",
+    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller
+        supervised supervisor takeover daemon doctor bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]
 # What has effects or asks the machine: the core gets time, randomness, environment as arguments.

@@ -1,6 +1,5 @@
 """Starting the daemon in the background, and waiting until its mount answers."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import tempfile
 from typing import IO
 
 from kvfuse import mounts
+from kvfuse.cli import handoff
 from kvfuse.cli.output import note
 from kvfuse.config import Resolved
 from kvfuse.control.client import CallError
@@ -55,26 +55,26 @@ def _check_answer(mountpoint: str) -> None:
 def _spawn(
     resolved: Resolved, *, init: bool, stderr: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    handoff = json.dumps({"resolved": resolved.to_json(), "init": init}).encode()
     read_end, write_end = os.pipe()
-    with tempfile.TemporaryFile() as task:
-        task.write(handoff)
-        task.seek(0)
-        arguments = ["-m", "kvfuse", "daemon", str(task.fileno()), str(write_end)]
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                pass_fds=(task.fileno(), write_end),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
+    task = handoff.task_fd(resolved, init=init, foreground=False)
+    handoff.raise_limits()
+    try:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            handoff.command(task, write_end),
+            env=handoff.environment(),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            pass_fds=(task, write_end),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(task)
+        os.close(write_end)
     return process, os.fdopen(read_end, "rb")
 
 

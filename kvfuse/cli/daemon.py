@@ -1,39 +1,69 @@
-"""``kvfuse daemon``: what ``kvfuse mount`` starts in the background. Not for people."""
+"""``kvfuse daemon``: what a supervisor starts. Not for people."""
 
 import json
 import os
+import sys
+from typing import Any
 
 import click
 
+from kvfuse.cli.output import fail
 from kvfuse.config import Resolved
 from kvfuse.daemon import Daemon
 from kvfuse.errors import EXIT_FAILED, KvfuseError
 from kvfuse.progress import Event, ProgressPipe
+from kvfuse.supervised import Supervised
 
 
 @click.command(hidden=True)
+@click.argument("channel_fd", type=int)
 @click.argument("task_fd", type=int)
-@click.argument("progress_fd", type=int)
-@click.pass_context
-def command(ctx: click.Context, task_fd: int, progress_fd: int) -> None:
-    """Serve the pool described by the file TASK_FD; tell PROGRESS_FD how it goes."""
-    os.set_inheritable(progress_fd, False)
-    report = ProgressPipe(progress_fd)
+@click.argument("report_fd", type=int)
+def command(channel_fd: int, task_fd: int, report_fd: int) -> None:
+    """Serve the pool described by the file TASK_FD; tell REPORT_FD how it goes."""
     with os.fdopen(task_fd, "rb") as file:
         task = json.load(file)
+    for fd in (channel_fd, report_fd):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
+    report = _Foreground(task) if task["foreground"] else ProgressPipe(report_fd)
     try:
+        supervised = Supervised(channel_fd)
         Daemon(
             Resolved.from_json(task["resolved"]),
+            supervised,
             init=task["init"],
             report=report,
-            foreground=False,
+            foreground=task["foreground"],
         ).run()
     except KvfuseError as exc:
         report(Event("error", str(exc), exc.exit_code))
-        ctx.exit(exc.exit_code)
+        sys.exit(exc.exit_code)
     except Exception as exc:
         report(Event("error", f"the daemon failed: {_cause(exc)}", EXIT_FAILED))
         raise
+
+
+class _Foreground:
+    """Tells who started ``kvfuse mount --foreground`` that the mount answers, or why it does not.
+
+    Warnings and progress are in the log, which is on the same terminal.
+    """
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._mountpoint = task["resolved"]["config"]["pool"]["mountpoint"]
+        self._as_json = task["json"]
+        self._warnings: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        from kvfuse.cli.mount import report
+
+        if event.kind == "ready":
+            report(self._mountpoint, self._warnings, as_json=self._as_json)
+        elif event.kind == "warning":
+            self._warnings.append(event.text)
+        elif event.kind == "error":
+            fail(event.text, event.exit_code, as_json=self._as_json)
 
 
 def _cause(exc: Exception) -> str:

@@ -85,9 +85,9 @@ def nearest_of(word: str, known: Any) -> str:  # noqa: ANN401 - any collection o
     cls=LazyGroup,
     modules={
         name: f"kvfuse.cli.{name}"
-        for name in ("mount", "umount", "status", "locate", "disk", "config", "doctor")
+        for name in ("mount", "umount", "status", "locate", "disk", "config", "doctor", "upgrade")
     },
-    hidden={"daemon": "kvfuse.cli.daemon"},
+    hidden={"daemon": "kvfuse.cli.daemon", "takeover-check": "kvfuse.cli.takeover_check"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
 )

@@ -1,18 +1,22 @@
 """``kvfuse mount``."""
 
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from kvfuse import mounts
+from kvfuse.cli import handoff
 from kvfuse.cli.group import nearest_of
 from kvfuse.cli.output import json_option, note, say, show_json
 from kvfuse.cli.resolve import resolve
 from kvfuse.config import Config, Resolved
 from kvfuse.control import registry
 from kvfuse.errors import ConfigError, KernelError
+from kvfuse.fdstore import FUSE
+from kvfuse.notify import kept_names
 
 # What fstab, mount(8) and systemd write; each is either always so, or not for the daemon.
 OPTIONS = (
@@ -39,7 +43,7 @@ Exit codes: 2 configuration or MOUNTPOINT cannot be used, 4 a disk is refused,
 @click.option("--config", "config_file", metavar="FILE", help="Configuration file (TOML).")
 @click.option(
     "--placement",
-    type=click.Choice(["rendezvous", "striped"]),
+    type=click.Choice(["rendezvous", "index", "striped"]),
     help="Which disk a new file goes to.  [default: rendezvous]",
 )
 @click.option(
@@ -75,11 +79,10 @@ def command(foreground: bool, init: bool, as_json: bool, **given: Any) -> None: 
     _check(resolved.config)
     if foreground:
         _stay(resolved, init=init, as_json=as_json)
-        return
     from kvfuse.cli.background import start
 
     warnings = start(resolved, init=init)
-    _report(resolved.config.pool.mountpoint, warnings, as_json=as_json)
+    report(resolved.config.pool.mountpoint, warnings, as_json=as_json)
 
 
 def check_options(options: tuple[str, ...]) -> None:
@@ -128,6 +131,8 @@ def _check(config: Config) -> None:
         raise ConfigError("no mountpoint; name one: kvfuse mount MOUNTPOINT, or pool.mountpoint")
     if not config.pool.disks:
         raise ConfigError("no disks; name them: --disk DIR, or pool.disks in the configuration")
+    if FUSE in kept_names():
+        return  # the mount is there and waits for its server: it must not be touched
     if mounts.clear_dead(mountpoint):
         note(f"{mountpoint}: the dead mount of a daemon that was killed is cleared")
     mounts.check_mountpoint(mountpoint)
@@ -137,22 +142,19 @@ def _check(config: Config) -> None:
             raise KernelError(f"{check.name}: {check.text}; {check.remedy}")
 
 
-def _stay(resolved: Resolved, *, init: bool, as_json: bool) -> None:
-    from kvfuse.daemon import Daemon
-    from kvfuse.progress import Event
-
-    warnings: list[str] = []
-
-    def show(event: Event) -> None:
-        if event.kind == "ready":
-            _report(resolved.config.pool.mountpoint, warnings, as_json=as_json)
-        elif event.kind == "warning":
-            warnings.append(event.text)
-
-    Daemon(resolved, init=init, report=show, foreground=True).run()
+def _stay(resolved: Resolved, *, init: bool, as_json: bool) -> NoReturn:
+    """Become the supervisor of the mount: it has this process's pid, as a service manager wants."""
+    task = handoff.task_fd(resolved, init=init, foreground=True, as_json=as_json)
+    os.set_inheritable(task, True)
+    handoff.raise_limits()
+    sys.stdout.flush()
+    words = handoff.command(task, -1, hangup_ends=os.isatty(0))
+    os.chdir("/")
+    os.execve(words[0], words, handoff.environment())  # noqa: S606 - our own interpreter
 
 
-def _report(mountpoint: str, warnings: list[str], *, as_json: bool) -> None:
+def report(mountpoint: str, warnings: list[str], *, as_json: bool) -> None:
+    """Tell that the mount answers."""
     entry = registry.choose(mountpoint)
     if as_json:
         show_json(

@@ -73,8 +73,15 @@ def _show_pool(status: dict[str, Any]) -> None:
         f"{human_bytes(space['available_bytes'])} available"
     )
     say(f"  recovery: {recovery['state']}, {recovery.get('files', 0)} files")
-    pids = ", ".join(f"{name} {facts['pid']}" for name, facts in status["processes"].items())
+    pids = ", ".join(_process(name, facts) for name, facts in status["processes"].items())
     say(f"  processes: {pids}; log: {pool['log'] or 'the journal'}")
+
+
+def _process(name: str, facts: dict[str, Any] | None) -> str:
+    if facts is None:
+        return f"no {name}: when the server dies nothing restarts it"
+    restarts = facts.get("restarts")
+    return f"{name} {facts['pid']}" + (f" ({restarts} restarts)" if restarts else "")
 
 
 def _number(value: int | None) -> str:

@@ -72,7 +72,8 @@ class MountFacts:
 class ControlService:
     """The verbs of the control socket over *pool*.
 
-    *stop* asks the daemon to unmount and end; it returns at once.
+    *stop* asks the daemon to unmount and end; it returns at once. *processes* tells which processes
+    the mount has.
     """
 
     READING_VERBS = frozenset({"status", "locate", "disks", "config"})
@@ -84,11 +85,13 @@ class ControlService:
         facts: MountFacts,
         *,
         stop: Callable[[], None],
+        processes: Callable[[], dict[str, Any]] = lambda: {"server": {"pid": os.getpid()}},
     ) -> None:
         self._pool = pool
         self._facts = facts
         self._stop = stop
         self._driver = driver
+        self._processes = processes
 
     @property
     def owner_uid(self) -> int:
@@ -109,7 +112,7 @@ class ControlService:
             "version": __version__,
             "log": self._facts.log,
         }
-        status["processes"] = {"server": {"pid": os.getpid(), "restarts": 0}}
+        status["processes"] = self._processes()
         status["requests"] = self._driver.counters()
         return status
 

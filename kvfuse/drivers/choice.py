@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kvfuse.config import Config
 from kvfuse.drivers.direct import session
+from kvfuse.drivers.direct.connection import Connection
 from kvfuse.errors import KernelError
 from kvfuse.pool import Pool
 from kvfuse.stop import Stop
@@ -18,18 +19,31 @@ PASSTHROUGH_SWITCH = "KVFUSE_TEST_PASSTHROUGH"  # "off": as on a kernel that has
 
 
 class Driver(Protocol):
-    """A driver that does not serve yet. *reason* says why it was chosen, "" when it was named."""
+    """A driver that does not serve yet. *reason* says why it was chosen, "" when it was named.
+
+    *can_resume*: a next process can go on with its mount.
+    """
 
     name: str
     reason: str
+    can_resume: bool
 
     @property
     def passthrough_obstacle(self) -> str | None:
         """Why reads and writes go through the daemon, None when they do not; known in a mount."""
         ...
 
-    def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
-        """Mount, call *ready* when the mount answers, return when it is gone."""
+    def serve(
+        self,
+        pool: Pool,
+        ready: Callable[[], None],
+        stop: Stop,
+        connection: Connection | None = None,
+    ) -> None:
+        """Mount, call *ready* when the mount answers, return when it is gone.
+
+        A driver that can resume goes on with *connection*, or keeps there what it has mounted.
+        """
         ...
 
     def counters(self) -> dict[str, Any]:
@@ -56,6 +70,7 @@ def choose_driver(config: Config) -> Driver:
 
 class _Direct:
     name = "direct"
+    can_resume = True
 
     def __init__(self, config: Config, reason: str) -> None:
         self.reason = reason
@@ -72,8 +87,14 @@ class _Direct:
     def passthrough_obstacle(self) -> str | None:
         return "not mounted yet" if self._session is None else self._session.obstacle
 
-    def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
-        self._session = session.DirectSession(pool, self._mountpoint, self._options)
+    def serve(
+        self,
+        pool: Pool,
+        ready: Callable[[], None],
+        stop: Stop,
+        connection: Connection | None = None,
+    ) -> None:
+        self._session = session.DirectSession(pool, self._mountpoint, self._options, connection)
         self._session.serve(ready, stop)
 
     def counters(self) -> dict[str, Any]:
@@ -82,6 +103,7 @@ class _Direct:
 
 class _Pyfuse3:
     name = "pyfuse3"
+    can_resume = False
     passthrough_obstacle = "driver pyfuse3 moves the bytes itself"
 
     def __init__(self, config: Config, reason: str) -> None:
@@ -97,7 +119,13 @@ class _Pyfuse3:
             op_timeout_s=config.health.op_timeout,
         )
 
-    def serve(self, pool: Pool, ready: Callable[[], None], stop: Stop) -> None:
+    def serve(
+        self,
+        pool: Pool,
+        ready: Callable[[], None],
+        stop: Stop,
+        connection: Connection | None = None,
+    ) -> None:
         import trio
 
         try:

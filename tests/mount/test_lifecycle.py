@@ -75,10 +75,8 @@ class Trial:
         return entry.pid
 
     def kill(self) -> None:
-        """Kill the daemon, and wait until it has ended."""
-        pid = self.daemon
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: registry.start_time(pid) is None)
+        """Kill the daemon, its supervisor first, and wait until both have ended."""
+        kill_all(self.daemon)
 
     def clean(self) -> None:
         """Take away whatever a failed test left."""
@@ -87,9 +85,20 @@ class Trial:
             subprocess.run(["umount", "-l", self.path], check=False)
         if entry is not None:
             if entry.is_alive:
-                os.kill(entry.pid, signal.SIGKILL)
-                wait_until(lambda: not entry.is_alive)
+                kill_all(entry.pid)
             registry.unregister(entry)
+
+
+def kill_all(supervisor: int) -> None:
+    """Kill a supervisor and then its server, which nobody starts again then."""
+    try:
+        text = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text()
+    except OSError:
+        text = ""
+    for pid in (supervisor, *map(int, text.split())):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: registry.start_time(pid) is None)
 
 
 def wait_until(condition, timeout_s: float = 60.0) -> None:
@@ -121,7 +130,7 @@ def test_a_pool_is_mounted_used_and_unmounted(trial: Trial) -> None:
     status = trial.status()
     assert status["pool"]["mountpoint"] == str(trial.path)
     assert status["pool"]["id"] == answer["pool"]
-    assert status["processes"]["server"]["pid"] == answer["pid"]
+    assert status["processes"]["supervisor"]["pid"] == answer["pid"]
     assert {disk["path"] for disk in status["disks"]} == {str(disk) for disk in trial.disks}
     assert {disk["state"] for disk in status["disks"]} == {"HEALTHY"}
     assert status["recovery"]["state"] == "complete"

@@ -4,6 +4,7 @@ Needs neither libfuse nor a compiler. As root on Linux 6.9 or newer the kernel p
 files through to the disks; else, and for files it refuses, this process moves them.
 """
 
+import errno
 import logging
 import os
 import threading
@@ -132,7 +133,8 @@ class DirectSession:
             crew = self.attach(fd, agreement)
             if self._connection is not None:
                 self._connection.write(agreement)
-                self._connection.keep(fd)
+                if agreement.has_resend:  # else nobody can go on with it
+                    self._connection.keep(fd)
             self._answer(crew, ready, stop)
         finally:
             self._take_down(crew)
@@ -231,7 +233,8 @@ class DirectSession:
         try:
             device.unmount(self._mountpoint, lazy=crew is None)
         except OSError as exc:
-            log.warning("%s: in use, detaching it: %s", self._mountpoint, exc.strerror)
-            device.unmount(self._mountpoint, lazy=True)
+            if exc.errno != errno.EINVAL:  # else somebody has detached it
+                log.warning("%s: in use, detaching it: %s", self._mountpoint, exc.strerror)
+                device.unmount(self._mountpoint, lazy=True)
         if crew is not None and not crew.closed.wait(DRAIN_S):
             log.warning("%s: files are still open; their users lose them now", self._mountpoint)
