@@ -7,6 +7,7 @@ FUSE inodes have no access time of their own: kvfuse counts an open for reading,
 import threading
 
 from kvfuse.catalog import Catalog
+from kvfuse.numbers import Numbers
 
 GATHERED_MAX = 256
 
@@ -14,14 +15,16 @@ GATHERED_MAX = 256
 class Accesses:
     """Access times by id that the catalog does not have yet; at most ``GATHERED_MAX`` of them."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, numbers: Numbers) -> None:
         self._catalog = catalog
+        self._numbers = numbers
         self._mutex = threading.Lock()
         self._times_ns: dict[int, int] = {}
 
     def note(self, node_id: int, now_ns: int) -> None:
         """Record an access."""
         with self._mutex:
+            self._times_ns.pop(node_id, None)  # in the order of the last access to each
             self._times_ns[node_id] = now_ns
             full = len(self._times_ns) >= GATHERED_MAX
         if full:
@@ -41,4 +44,5 @@ class Accesses:
             for node_id, atime_ns in times_ns.items():
                 node = txn.node(node_id)
                 if node is not None:
-                    txn.put_node(node._replace(atime_ns=atime_ns), node)
+                    access = self._numbers.generation()
+                    txn.put_node(node._replace(atime_ns=atime_ns, access=access), node)

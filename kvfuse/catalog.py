@@ -4,7 +4,10 @@ Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, c
 ``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
 (directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number ->
 disk id, ``usage`` number -> (files, blocks), ``results`` ring slot -> request
-done, ``orphans`` id -> file without a name that is open, ``meta``.
+done, ``orphans`` id -> file without a name that is open, ``recency`` (disk number, access, id) of
+every committed file, in order of last use, ``meta``. While disks are scanned: ``todo`` (disk
+number, directory id) still to be read, ``scanned`` directory id -> disks on which it was read,
+``gone`` ids of records that were dropped meanwhile.
 
 Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
 inside a transaction. Only one process opens a catalog.
@@ -26,7 +29,7 @@ from kvfuse.transaction import Txn
 MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
-    b"usage", b"meta", b"results", b"orphans", b"attempts",
+    b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned", b"gone",
 )  # fmt: skip
 
 
@@ -40,13 +43,14 @@ class Catalog:
             CatalogDamagedError: what lies there is not a catalog of this format.
         """
         self.path = path
+        self.floor = 0  # while disks are scanned: dropped records with an id below are noted
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_truncated(path / "data.mdb")
         try:
             # lib_version: the two engines inside py-lmdb cannot read each other's files, and an
             # environment variable could otherwise choose.
             self._env = lmdb.open(
-                str(path), map_size=map_bytes, max_dbs=16, sync=False, metasync=False,
+                str(path), map_size=map_bytes, max_dbs=32, sync=False, metasync=False,
                 max_readers=512, lib_version=0, readahead=False,
             )  # fmt: skip
             self.db: dict[bytes, Any] = {name: self._env.open_db(name) for name in _TABLES}
@@ -69,7 +73,7 @@ class Catalog:
 
     def write(self) -> Txn:
         """Begin the writing transaction; waits for the other writer."""
-        return Txn(self.db, self._env.begin(write=True), self.commit)
+        return Txn(self.db, self._env.begin(write=True), self.commit, self.floor)
 
     def commit(self, txn: lmdb.Transaction) -> None:
         """End a writing transaction: a step of every protocol, that a test can fail or die in."""

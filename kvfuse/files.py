@@ -314,7 +314,10 @@ class Files:
         with state.catalog.write() as txn:
             now = txn.node(node_id)
             if now is not None:
-                txn.put_node(done._replace(access=now.access, atime_ns=now.atime_ns), now)
+                txn.put_node(
+                    done._replace(access=max(now.access, done.generation), atime_ns=now.atime_ns),
+                    now,
+                )
         self._unsettled.pop(node_id, None)
         state.learn_size((node.parent, node.name), found.st_size)
 

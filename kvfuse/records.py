@@ -7,7 +7,7 @@ little endian. ``FORMAT`` changes when any layout below, or the placement functi
 import stat
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from blake3 import blake3
 
@@ -37,6 +37,7 @@ class Node(NamedTuple):
 
     *parent* and *name* are one of its names (the first; further hard links are kept apart), *disk*
     the number of its disk in this catalog, *ino* its inode number there, *flags* STALE, RESIDENT.
+    *access* orders committed files by last use; it grows over restarts, and *atime_ns* need not.
     """
 
     id: int
@@ -74,6 +75,11 @@ class Node(NamedTuple):
         return bool(self.flags & STALE)
 
     @property
+    def is_evictable(self) -> bool:
+        """Whether this is in the order of last use: a committed regular file."""
+        return self.state == State.COMMITTED and stat.S_ISREG(self.mode)
+
+    @property
     def is_symlink(self) -> bool:
         """Whether this is a symbolic link."""
         return stat.S_ISLNK(self.mode)
@@ -103,6 +109,7 @@ _NODE = struct.Struct("<IIIIBBHQQQqqqQQQ")
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk
 _U64 = struct.Struct(">Q")
+_RECENCY = struct.Struct(">HQQ")  # disk, access, id
 _DIR_COOKIE = struct.Struct(">QQ")
 
 
@@ -137,6 +144,16 @@ def unpack_node(node_id: int, value: bytes) -> Node:
     if len(value) < _NODE.size:
         raise ValueError(f"node {node_id}: record of {len(value)} bytes, need {_NODE.size}")
     return Node._make((node_id, *_NODE.unpack_from(value), bytes(value[_NODE.size :])))
+
+
+def recency_key(disk: int, access: int, node_id: int) -> bytes:
+    """Return the key of a committed file in the order of last use on its disk."""
+    return _RECENCY.pack(disk, access, node_id)
+
+
+def unpack_recency(key: bytes) -> tuple[int, int, int]:
+    """Return (disk number, access, id)."""
+    return cast(tuple[int, int, int], _RECENCY.unpack(key))
 
 
 def entry_key(parent: int, name: bytes) -> bytes:

@@ -123,7 +123,7 @@ def finish_move(
             woken = [target.disk] if chore else []
         moved = namespace.move_name(txn, source, old, new)._replace(
             size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
-            ctime_ns=state.now_ns(), generation=intent.generation,
+            ctime_ns=state.now_ns(), generation=intent.generation, access=intent.generation,
             state=State.PENDING if pending else State.COMMITTED,
             flags=namespace.moved_flags(state, source, intent.name),
         )  # fmt: skip

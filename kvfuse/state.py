@@ -98,7 +98,6 @@ class PoolState:
         self.rules = rules
         self.locks = KeyedLocks(timeout_s=rules.op_timeout_s)
         self.handles = Handles(None if outliving is None else outliving.table)
-        self.accesses = Accesses(catalog)
         self.carriers = {
             slot.number: Carriers(
                 slot.number, slot.disk, catalog, cached_max=carriers_max,
@@ -124,6 +123,7 @@ class PoolState:
         self._room: dict[int, int] = {}  # bytes for new files by disk, as last measured
         self.reservations = Reservations()
         self.numbers = Numbers(catalog)
+        self.accesses = Accesses(catalog, self.numbers)
         self.next_id = self.numbers.next_id
         self.generation = self.numbers.generation
 

@@ -3,7 +3,9 @@
 The tables are described in :mod:`kvfuse.catalog`.
 """
 
+import errno
 import itertools
+import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -22,6 +24,8 @@ from kvfuse.intents import (
     unpack_intent,
 )
 from kvfuse.records import DirEntry, Node, State
+
+_log = logging.getLogger(__name__)
 
 _USAGE = struct.Struct("<qq")
 _OF_STALE = b"s"  # appended to the key of a disk's usage
@@ -45,16 +49,21 @@ class Txn:
     Commits when its ``with`` block ends normally; an exception leaves nothing of it.
     """
 
-    __slots__ = ("_commit", "_db", "_deltas", "_txn")
+    __slots__ = ("_commit", "_db", "_deltas", "_floor", "_txn")
 
     def __init__(
         self,
         db: Mapping[bytes, Any],
         txn: lmdb.Transaction,
         commit: Callable[[lmdb.Transaction], None] | None,
+        floor: int = 0,
     ) -> None:
-        """Begin over the tables *db*; one that writes ends with *commit*."""
+        """Begin over the tables *db*; one that writes ends with *commit*.
+
+        Records below *floor* that are dropped are noted in ``gone``.
+        """
         self._db = db
+        self._floor = floor
         self._commit = commit
         # Any: py-lmdb's types allow for buffers=True, which is not used here
         self._txn: Any = txn
@@ -68,13 +77,32 @@ class Txn:
     ) -> None:
         if kind is not None or self._commit is None:
             self._txn.abort()
+            if isinstance(exc, lmdb.MapFullError):
+                raise no_room(exc) from exc
             return
         for key, (files, blocks) in self._deltas.items():
             old_files, old_blocks = self._usage(key)
             self._txn.put(
                 key, _USAGE.pack(old_files + files, old_blocks + blocks), db=self._db[b"usage"]
             )
-        self._commit(self._txn)
+        try:
+            self._commit(self._txn)
+        except lmdb.Error as failure:
+            raise no_room(failure) from failure
+
+    def cursor(self, table: bytes) -> Any:  # noqa: ANN401 - py-lmdb's
+        """Return a cursor on a table, for those who take in many records at once."""
+        return self._txn.cursor(db=self._db[table])
+
+    def count(self, disk: int, files: int, blocks: int) -> None:
+        """Add to the usage of a disk what was put by a cursor."""
+        delta = self._deltas.setdefault(_U16.pack(disk), [0, 0])
+        delta[0] += files
+        delta[1] += blocks
+
+    def empty(self, table: bytes) -> None:
+        """Drop all that is in a table."""
+        self._txn.drop(self._db[table], delete=False)
 
     # -- reads
 
@@ -305,6 +333,7 @@ class Txn:
         was = old is not None and old.state == State.PENDING
         if (node.state == State.PENDING) is not was:
             self._mark_pending(node.id, pending=not was)
+        self._order(node, old)
 
     def drop_node(self, node: Node) -> None:
         """Forget a record and what hangs on it."""
@@ -312,6 +341,9 @@ class Txn:
         self._txn.delete(key, db=self._db[b"nodes"])
         self._txn.delete(key, db=self._db[b"links"])
         self._count(node, -1)
+        self._order(None, node)
+        if node.id < self._floor:
+            self._txn.put(key, b"", db=self._db[b"gone"])
         if node.state == State.PENDING:
             self._mark_pending(node.id, pending=False)
         if node.is_dir:
@@ -324,6 +356,17 @@ class Txn:
             self._txn.put(key, b"", db=db)
         else:
             self._txn.delete(key, db=db)
+
+    def _order(self, node: Node | None, old: Node | None) -> None:
+        """Keep the order of last use."""
+        key = _recency(node)
+        old_key = _recency(old)
+        if key != old_key:
+            db = self._db[b"recency"]
+            if old_key is not None:
+                self._txn.delete(old_key, db=db)
+            if key is not None:
+                self._txn.put(key, b"", db=db)
 
     def _count(self, node: Node, sign: int) -> None:
         if node.disk != records.NO_DISK:
@@ -410,3 +453,15 @@ class Txn:
     def put_disk(self, number: int, disk_id: str) -> None:
         """Give a disk its number; numbers are never reused."""
         self._txn.put(_U16.pack(number), disk_id.encode(), db=self._db[b"disks"])
+
+
+def _recency(node: Node | None) -> bytes | None:
+    if node is None or not node.is_evictable:
+        return None
+    return records.recency_key(node.disk, node.access, node.id)
+
+
+def no_room(exc: lmdb.Error) -> OSError:
+    """Return what a client is told when the catalog takes no more."""
+    _log.error("catalog: %s; nothing can be changed: give its tmpfs more room", exc)
+    return OSError(errno.ENOSPC, f"the catalog takes no more: {exc}")

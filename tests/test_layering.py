@@ -16,7 +16,7 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk identity whereabouts candidates adoption diskset transaction
+    "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset transaction
         catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers handletable inflight handles accesses numbers
         reservations homes state files attributes namespace settle names renames resume recovery

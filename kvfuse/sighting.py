@@ -1,0 +1,301 @@
+"""What lies in one directory of a disk, read for the catalog: who each name says it is.
+
+Every file says in its label who it is, which generation, and whether it was finished; every carrier
+which directory it is. Two read disks: the steward, a process for each disk that scans it whole, and
+the server, which looks at what a client asks for before the steward has come there.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+import msgspec
+
+from kvfuse import records
+from kvfuse.disk import Disk
+from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
+
+_BLOCKED = (errno.EXDEV, errno.ELOOP, errno.ENOTDIR, errno.ENOENT)
+_FILE_BITS = ~0o6000  # a file's mode without setuid and setgid, as the pool makes them
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How what lies on a disk is to be understood.
+
+    *number* is the disk's in the catalog. *adopting* takes what has no label as a file of the pool;
+    *stale* says that nothing on the disk can be believed, because the pool lived on without it.
+    *believed* is the highest generation that reached the disk before the machine went down, None
+    when all did. What has an id from *floor* on was made while this scan ran: the catalog has it.
+    *singly*: every file is looked at by the server itself.
+    """
+
+    number: int
+    adopting: bool
+    stale: bool
+    believed: int | None
+    floor: int
+    singly: bool = False
+
+
+class Garbage(msgspec.Struct, frozen=True, array_like=True):
+    """A file that is nobody's any more: torn, or of a time the pool lived on without its disk."""
+
+    parent: int
+    name: bytes
+    id: int
+    ino: int
+    blocks: int
+
+
+class Below(msgspec.Struct, frozen=True, array_like=True):
+    """A labelled carrier in a directory."""
+
+    parent: int
+    name: bytes
+    id: int
+    generation: int
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Haul(msgspec.Struct, array_like=True):
+    """What was read, packed for the catalog: one transaction takes it in.
+
+    *nodes*, *entries*, *children* and *recency* are keys and values of those tables, for files of
+    which nothing has to be asked. *odd* are names that the server has to look at. *done* are
+    directories read to their end; *lost* could not be: (id, errno).
+    """
+
+    parents: list[int] = msgspec.field(default_factory=list)
+    nodes: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    entries: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    children: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    recency: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    blocks: int = 0
+    below: list[Below] = msgspec.field(default_factory=list)
+    odd: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
+    garbage: list[Garbage] = msgspec.field(default_factory=list)
+    done: list[int] = msgspec.field(default_factory=list)
+    lost: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    torn: int = 0
+    foreign: int = 0
+    unreadable: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many records, more or less, this is to take in."""
+        return (
+            len(self.nodes) + len(self.below) + len(self.odd) + len(self.garbage) + len(self.done)
+        )
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """One name as it lies on a disk, looked at by itself."""
+
+    name: bytes
+    stat: os.stat_result
+    label: Label | None
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a directory."""
+        return stat.S_ISDIR(self.stat.st_mode)
+
+
+class Reader:
+    """Reads directories of *disk* under *terms*, into hauls of about *full* records for *emit*.
+
+    Files of the pool that nothing is strange about are packed here, so that whoever takes them in
+    has next to nothing to compute.
+    """
+
+    def __init__(self, disk: Disk, terms: Terms, emit: Callable[[Haul], None], full: int) -> None:
+        self.disk = disk
+        self.terms = terms
+        self.haul = Haul()
+        self._emit = emit
+        self._full = full
+
+    def directory(self, dir_id: int, path: bytes, *, chdir: bool = False) -> None:
+        """Read the directory *dir_id*, expected at *path*.
+
+        What cannot be read is in the haul as *lost*. With *chdir* it becomes the working directory
+        of this process: names are then found with less work.
+        """
+        try:
+            dir_fd = self.disk.open_dir(path, readable=True)
+        except OSError as exc:
+            self.haul.lost.append((dir_id, exc.errno or errno.EIO))
+            return
+        try:
+            value = self.disk.read_label(dir_fd)
+            label = None if value is None else records.unpack_label(value)
+            if label is not None and label.id != dir_id and dir_id != ROOT_ID:
+                self.haul.lost.append((dir_id, errno.ESTALE))  # moved since its path was read
+                return
+            if chdir:
+                os.fchdir(dir_fd)
+            self._list(dir_id, dir_fd, b"" if chdir else b"/proc/self/fd/%d/" % dir_fd)
+            self.haul.done.append(dir_id)
+        except OSError as exc:
+            self.haul.lost.append((dir_id, exc.errno or errno.EIO))
+        finally:
+            os.close(dir_fd)
+
+    def flush(self) -> None:
+        """Emit what is left."""
+        haul, self.haul = self.haul, Haul()
+        self._emit(haul)
+
+    def _list(self, dir_id: int, dir_fd: int, here: bytes) -> None:
+        device = os.fstat(dir_fd).st_dev
+        self.haul.parents.append(dir_id)
+        with os.scandir(here or b".") as items:
+            for item in items:
+                if dir_id == ROOT_ID and is_reserved(dir_id, item.name):
+                    continue
+                try:
+                    if item.is_file(follow_symlinks=False):
+                        self._file(dir_id, item.name, here, device)
+                    elif item.is_dir(follow_symlinks=False):
+                        self._below(dir_id, item.name, here, device)
+                    elif item.is_symlink():
+                        self.haul.odd.append((dir_id, item.name))
+                    else:
+                        self.haul.foreign += 1
+                except OSError as exc:
+                    if exc.errno not in _BLOCKED:
+                        self.haul.unreadable += 1
+                if self.haul.size >= self._full:
+                    self.flush()
+                    self.haul.parents.append(dir_id)
+
+    def _below(self, dir_id: int, name: bytes, here: bytes, device: int) -> None:
+        found = os.lstat(here + name)
+        if found.st_dev != device:  # another file system is mounted there
+            self.haul.foreign += 1
+            return
+        label = self._label(here + name)
+        if label is None or label.id < records.FIRST_ID:
+            self.haul.odd.append((dir_id, name))
+            return
+        self.haul.below.append(
+            Below(
+                dir_id, name, label.id, label.generation, found.st_mode, found.st_uid, found.st_gid,
+                found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns,
+            )
+        )  # fmt: skip
+
+    def _file(self, dir_id: int, name: bytes, here: bytes, device: int) -> None:
+        found = os.lstat(here + name)
+        if found.st_dev != device:
+            self.haul.foreign += 1
+            return
+        label = self._label(here + name)
+        haul, terms = self.haul, self.terms
+        if label is None:
+            if terms.adopting:
+                haul.odd.append((dir_id, name))
+            else:
+                haul.foreign += 1
+        elif label.id >= terms.floor:
+            pass  # made while the scan runs: whoever made it has recorded it
+        elif terms.stale or is_torn(label, terms):
+            haul.garbage.append(
+                Garbage(dir_id, name, label.id, found.st_ino, found.st_blocks)
+            )  # fmt: skip
+            haul.torn += not terms.stale
+        elif (
+            terms.singly
+            or found.st_nlink > 1
+            or label.flags & records.LABEL_LINKED
+            or label.id < records.FIRST_ID
+            or label.verify != records.verify_hash(dir_id, name)
+        ):
+            haul.odd.append((dir_id, name))
+        else:
+            self._pack(file_node(terms.number, (dir_id, name), found, label, label.id))
+
+    def _pack(self, node: Node) -> None:
+        haul = self.haul
+        key = records.pack_id(node.id)
+        haul.nodes.append((key, records.pack_node(node)))
+        haul.entries.append(
+            (
+                records.entry_key(node.parent, node.name),
+                records.pack_entry(node.id, node.id, node.mode),
+            )
+        )
+        haul.children.append(
+            (
+                records.child_key(node.parent, node.id),
+                records.pack_child(node.id, node.mode, node.disk, node.name),
+            )
+        )
+        haul.recency.append((records.recency_key(node.disk, node.access, node.id), b""))
+        haul.blocks += node.blocks
+
+    def _label(self, path: bytes) -> Label | None:
+        try:
+            value = os.getxattr(path, self.disk.label_name, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                return None
+            raise
+        return records.unpack_label(value)
+
+
+def see(disk: Disk, dir_fd: int, name: bytes) -> Sight | None:
+    """Look at one name of a disk; None when nothing of ours can be there.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        value = disk.read_label_at(dir_fd, name)
+        found = disk.stat(dir_fd, name)
+    except OSError as exc:
+        if exc.errno in _BLOCKED:
+            return None
+        raise
+    if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+        return None
+    return Sight(name, found, None if value is None else records.unpack_label(value))
+
+
+def is_torn(label: Label, terms: Terms) -> bool:
+    """Whether a file was being written when its daemon, or its machine, went down."""
+    if label.flags & records.LABEL_PENDING:
+        return True
+    return terms.believed is not None and terms.believed < label.generation < terms.floor
+
+
+def file_node(
+    number: int, place: tuple[int, bytes], found: os.stat_result, label: Label | None, node_id: int
+) -> Node:
+    """Return the record of a file found at *place* on disk *number*.
+
+    Nobody knows when it was last read: when it was committed comes nearest.
+    """
+    generation = 0 if label is None else label.generation
+    resident = label is not None and label.flags & records.LABEL_RESIDENT
+    return Node(
+        node_id, found.st_mode & _FILE_BITS, found.st_uid, found.st_gid, 1, State.COMMITTED,
+        records.RESIDENT if resident else 0, number, found.st_ino, found.st_size, found.st_blocks,
+        found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns, generation, generation, *place,
+    )  # fmt: skip
+
+
+def dir_node(below: Below, bit: int) -> Node:
+    """Return the record of a directory that a carrier was found of."""
+    return Node(
+        id=below.id, mode=stat.S_IFDIR | (below.mode & 0o7777), uid=below.uid, gid=below.gid,
+        nlink=1, state=State.COMMITTED, flags=0, disk=NO_DISK, ino=bit, size=4096, blocks=0,
+        atime_ns=below.atime_ns, mtime_ns=below.mtime_ns, ctime_ns=below.ctime_ns,
+        generation=below.generation, access=0, parent=below.parent, name=below.name,
+    )  # fmt: skip
