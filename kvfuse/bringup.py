@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvfuse import durability, records
 from kvfuse.catalog import Catalog
-from kvfuse.diskset import DiskSet
+from kvfuse.diskset import DiskSet, Slot
 from kvfuse.errors import CatalogDamagedError
 from kvfuse.numbers import Numbers
 from kvfuse.records import NO_DISK, ROOT_ID, Node, State
@@ -121,6 +121,11 @@ def _number(catalog: Catalog, disks: DiskSet) -> None:
     disks.renumber(known)
 
 
+def _is_stale(slot: Slot, disks: DiskSet) -> bool:
+    """Whether the pool lived on without the disk: nothing on it can be believed by itself."""
+    return slot.session < disks.last_session and not slot.is_new
+
+
 def _scan(
     catalog: Catalog,
     disks: DiskSet,
@@ -132,7 +137,8 @@ def _scan(
     """Scan the disks the catalog knows nothing of."""
     findings: dict[str, Findings] = {}
     total = 0
-    for slot in disks.slots:
+    # What is not believed comes last: only then is it known what of it is gone.
+    for slot in sorted(disks.slots, key=lambda slot: _is_stale(slot, disks)):
         if slot.disk is None or not (everything or slot.is_new):
             continue
         shown_s = 0.0
@@ -144,8 +150,8 @@ def _scan(
                 progress(f"scanning {path}: {before + files} files found")
 
         scan = DiskScan(
-            catalog, numbers, slot, adopting=slot.is_new,
-            stale=slot.session < disks.last_session and not slot.is_new, progress=show,
+            catalog, numbers, slot, adopting=slot.is_new, stale=_is_stale(slot, disks),
+            progress=show,
         )  # fmt: skip
         show(0)
         try:

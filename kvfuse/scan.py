@@ -17,13 +17,14 @@ from kvfuse import durability, records
 from kvfuse.catalog import Catalog
 from kvfuse.disk import DirItem, Disk
 from kvfuse.diskset import Slot
-from kvfuse.intents import Unlink
+from kvfuse.intents import RemoveDir, Unlink
 from kvfuse.numbers import Numbers
 from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
 from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
 _BATCH = 256  # files a transaction
+_GONE = 0  # stands for the id of a directory that is not in the namespace any more
 _BLOCKED = (errno.EXDEV, errno.ELOOP, errno.ENOTDIR, errno.ENOENT)
 
 
@@ -64,6 +65,7 @@ class DiskScan:
     findings: Findings = field(default_factory=Findings)
     _believed: int | None = None
     _links: dict[int, int] = field(default_factory=dict)
+    _gone: list[RemoveDir] = field(default_factory=list)
 
     def run(self) -> Findings:
         """Walk the disk.
@@ -77,6 +79,9 @@ class DiskScan:
         while todo:
             path, dir_id = todo.pop()
             todo += self._directory(path, dir_id)
+        with self.catalog.write() as txn:
+            for chore in reversed(self._gone):  # what is below first
+                txn.put_chore(self.slot.number, self.numbers.next_id(), chore)
         return self.findings
 
     @property
@@ -113,7 +118,7 @@ class DiskScan:
     ) -> None:  # fmt: skip
         try:
             if item.type_bits == stat.S_IFDIR:
-                child = self._carrier(txn, dir_fd, dir_id, item.name)
+                child = self._carrier(txn, dir_fd, dir_id, path)
                 if child is not None:
                     below.append((path, child))
             elif item.type_bits in (stat.S_IFREG, stat.S_IFLNK):
@@ -135,8 +140,9 @@ class DiskScan:
 
     # -- directories
 
-    def _carrier(self, txn: Txn, dir_fd: int, parent: int, name: bytes) -> int | None:
-        """Take in a carrier and return the id of its directory."""
+    def _carrier(self, txn: Txn, dir_fd: int, parent: int, path: bytes) -> int | None:
+        """Take in a carrier; return the id of its directory, None when it is not to be walked."""
+        name = path.rpartition(b"/")[2]
         fd = self._disk.open_subdir(dir_fd, name)
         try:
             found = os.fstat(fd)
@@ -155,7 +161,15 @@ class DiskScan:
             if label is not None and label.generation > known.generation:
                 node = _owned(node, found)._replace(generation=label.generation)
             txn.put_node(node, known)
+            self._label_carrier(dir_fd, node, label)
             return known.id
+        if self.stale and label is not None:
+            # Renamed or removed without this disk: else it would come back.
+            self._gone.append(RemoveDir(path, label.id))
+            return _GONE
+        if parent == _GONE:
+            self.findings.foreign += 1
+            return None
         node_id = self._free_id(txn, label)
         node = Node(
             id=node_id, mode=stat.S_IFDIR | (found.st_mode & 0o7777), uid=found.st_uid,
@@ -166,7 +180,16 @@ class DiskScan:
         )  # fmt: skip
         txn.put_node(node, None)
         txn.put_entry(parent, name, node, self._free_cookie(txn, parent, node_id))
+        self._label_carrier(dir_fd, node, label)
         return node_id
+
+    def _label_carrier(self, dir_fd: int, node: Node, label: Label | None) -> None:
+        """Let a carrier say which directory it is by now; a foreign one says nothing."""
+        is_ours = label is not None or self.adopting
+        if not is_ours or (label and label.id == node.id) or not self.slot.health.writable:
+            return
+        now = Label(node.id, node.generation, bytes(8), records.LABEL_LINKED)
+        self._disk.write_label_at(dir_fd, node.name, records.pack_label(now))
 
     # -- files
 
