@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from kvfuse import routing
@@ -46,6 +47,11 @@ _FLAGS_KEPT_BACK = os.O_APPEND | os.O_DIRECT
 _COPY_BYTES_MAX = 128 << 20  # one request must end within the deadline; the client asks again
 _WARM_MAX = 1 << 17  # ids of one half of the memory of files opened before
 
+# A first open reads an inode from the disk, or finds it in the disk's kernel. Passing the lead on
+# costs about as much as an NVMe read, so it pays only where first opens were seen to take longer.
+_COLD_NS = 500_000
+_COLD_FOR = 64  # first opens that are taken for slow after one that was
+
 
 class _WarmFiles:
     """Ids of files whose inode the disk's kernel probably has in memory. Bounded: two halves."""
@@ -76,6 +82,7 @@ class Contents:
         self._created = created
         self._files: dict[int, tuple[int, int]] = {}  # fh -> node id, descriptor
         self._warm = _WarmFiles()
+        self._taken_for_cold = 0
         self._unanswered: dict[int, int] = {}  # unique -> fh, of opens the kernel has no reply to
         self._kept = threading.local()
 
@@ -97,8 +104,8 @@ class Contents:
         }
 
     def is_cold(self, node_id: int) -> bool:
-        """Return whether opening the file may read its inode from the disk."""
-        return node_id not in self._warm
+        """Return whether opening the file is likely to wait for the disk."""
+        return self._taken_for_cold > 0 and node_id not in self._warm
 
     def restore(self, opens: dict[int, list[OpenSlot]]) -> None:
         """Take over the open files of the server before."""
@@ -191,7 +198,11 @@ class Contents:
 
     def _open(self, request: Request) -> bytes:
         flags: int = request.args
+        begin_ns = time.perf_counter_ns()
         fh = self._pool.open(request.node, flags & ~_FLAGS_KEPT_BACK)
+        if request.node not in self._warm:
+            slow = time.perf_counter_ns() - begin_ns > _COLD_NS
+            self._taken_for_cold = _COLD_FOR if slow else max(0, self._taken_for_cold - 1)
         try:
             open_flags, backing_id = self._opened(request.node, fh, flags, temp=False)
         except BaseException:
