@@ -13,15 +13,20 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 from kvfuse import durability, records
 from kvfuse.catalog import Catalog
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.errors import CatalogDamagedError
+from kvfuse.health import Health
 from kvfuse.numbers import Numbers
 from kvfuse.records import NO_DISK, ROOT_ID, Node, State
 from kvfuse.scan import DiskScan, Findings
+from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
 _PROGRESS_INTERVAL_S = 0.5
@@ -51,18 +56,14 @@ def bring_up(
             live.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(snapshot, live)
         catalog = _trusted(live, disks, same_boot=False)
-    fresh = catalog is None
     if catalog is None:
         _set_aside(live)
         catalog = Catalog(live)
         _make_root(catalog)
-    _number(catalog, disks)
+    _attach(catalog, disks)
     numbers = Numbers(catalog, floor=disks.session)
-    findings = _scan(catalog, disks, numbers, progress, everything=fresh)
+    findings = _scan(catalog, disks, numbers, progress)
     with catalog.write() as txn:
-        txn.put_meta(b"boot_id", durability.boot_id().encode())
-        txn.put_meta(b"session", b"%d" % disks.session)
-        txn.put_meta(b"clean", b"0")
         txn.put_meta(b"floor", b"%d" % numbers.floor())
     return Brought(catalog, findings, time.monotonic() - began_s)
 
@@ -107,10 +108,15 @@ def _make_root(catalog: Catalog) -> None:
         txn.put_node(root, None)
 
 
-def _number(catalog: Catalog, disks: DiskSet) -> None:
-    """Give each disk its number in this catalog; one that was here before keeps it."""
+def _attach(catalog: Catalog, disks: DiskSet) -> None:
+    """Let the catalog know this mount and its disks, in one step.
+
+    Each disk gets its number; one that was here before keeps it. What has to be scanned is noted
+    until it was: a daemon may die meanwhile, and a disk be away.
+    """
     with catalog.write() as txn:
         known = {disk_id: number for number, disk_id in txn.disks().items()}
+        scans = _scans(txn)
         for slot in disks.slots:
             if slot.disk_id not in known:
                 number = max(known.values(), default=-1) + 1
@@ -118,48 +124,85 @@ def _number(catalog: Catalog, disks: DiskSet) -> None:
                     raise CatalogDamagedError("catalog: more disks than there are numbers")
                 txn.put_disk(number, slot.disk_id)
                 known[slot.disk_id] = number
+                scans[slot.disk_id] = _how_to_scan(slot, disks)
+        _put_scans(txn, scans)
+        txn.put_meta(b"boot_id", durability.boot_id().encode())
+        txn.put_meta(b"session", b"%d" % disks.session)
+        txn.put_meta(b"clean", b"0")
     disks.renumber(known)
 
 
-def _is_stale(slot: Slot, disks: DiskSet) -> bool:
-    """Whether the pool lived on without the disk: nothing on it can be believed by itself."""
-    return slot.session < disks.last_session and not slot.is_new
+class _Scan(StrEnum):
+    """How a disk is to be scanned, in the order in which disks are."""
+
+    LIVE = "live"
+    ADOPT = "adopt"
+    STALE = "stale"
+
+
+def _how_to_scan(slot: Slot, disks: DiskSet) -> _Scan:
+    if slot.is_new:
+        return _Scan.ADOPT
+    # The pool may have lived on without it: what was removed meanwhile must not come back.
+    return _Scan.STALE if slot.session < disks.last_session else _Scan.LIVE
+
+
+def _scans(txn: Txn) -> dict[str, _Scan]:
+    """Return the disks that have to be scanned, and how."""
+    return msgspec.json.decode(txn.meta(b"scans") or b"{}", type=dict[str, _Scan])
+
+
+def _put_scans(txn: Txn, scans: dict[str, _Scan]) -> None:
+    txn.put_meta(b"scans", msgspec.json.encode(scans))
 
 
 def _scan(
-    catalog: Catalog,
-    disks: DiskSet,
-    numbers: Numbers,
-    progress: Callable[[str], None],
-    *,
-    everything: bool,
+    catalog: Catalog, disks: DiskSet, numbers: Numbers, progress: Callable[[str], None]
 ) -> dict[str, Findings]:
     """Scan the disks the catalog knows nothing of."""
+    with catalog.read() as txn:
+        scans = _scans(txn)
+    slots = [slot for slot in disks.slots if slot.disk is not None and slot.disk_id in scans]
     findings: dict[str, Findings] = {}
-    total = 0
-    # What is not believed comes last: only then is it known what of it is gone.
-    for slot in sorted(disks.slots, key=lambda slot: _is_stale(slot, disks)):
-        if slot.disk is None or not (everything or slot.is_new):
-            continue
-        shown_s = 0.0
-
-        def show(files: int, path: str = slot.path, before: int = total) -> None:
-            nonlocal shown_s
-            if time.monotonic() - shown_s >= _PROGRESS_INTERVAL_S:
-                shown_s = time.monotonic()
-                progress(f"scanning {path}: {before + files} files found")
-
+    for slot in sorted(slots, key=lambda slot: list(_Scan).index(scans[slot.disk_id])):
+        how = scans[slot.disk_id]
+        before = sum(found.files for found in findings.values())
         scan = DiskScan(
-            catalog, numbers, slot, adopting=slot.is_new, stale=_is_stale(slot, disks),
-            progress=show,
+            catalog, numbers, slot, adopting=how is _Scan.ADOPT, stale=how is _Scan.STALE,
+            progress=_Progress(slot.path, before, progress),
         )  # fmt: skip
-        show(0)
         try:
             findings[slot.disk_id] = scan.run()
         except OSError as exc:
-            slot.health = slot.health.on_error(exc.errno or 5, now_s=time.monotonic())
-            _log.warning("disk %s: cannot be scanned: %s", slot.path, exc.strerror)
+            _give_up(slot, f"cannot be scanned: {exc.strerror}")
             continue
-        total += findings[slot.disk_id].files
+        del scans[slot.disk_id]
+        with catalog.write() as txn:
+            _put_scans(txn, scans)
         _log.info("disk %s: scanned: %s", slot.path, findings[slot.disk_id])
     return findings
+
+
+def _give_up(slot: Slot, reason: str) -> None:
+    """Do without a disk of which nothing is known; the next mount scans it."""
+    _log.warning("disk %s: %s", slot.path, reason)
+    assert slot.disk is not None, "only disks that are there are scanned"
+    slot.disk.close()
+    slot.disk = None
+    slot.health = Health.failed(reason, now_s=time.monotonic())
+
+
+class _Progress:
+    """Tells how many files were found, at once and then twice a second."""
+
+    def __init__(self, path: str, before: int, tell: Callable[[str], None]) -> None:
+        self._path = path
+        self._before = before
+        self._tell = tell
+        self._told_s = 0.0
+        self(0)
+
+    def __call__(self, files: int) -> None:
+        if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
+            self._told_s = time.monotonic()
+            self._tell(f"scanning {self._path}: {self._before + files} files found")

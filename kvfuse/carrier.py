@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kvfuse import records
 from kvfuse.disk import Disk
-from kvfuse.records import Label
 
 _MARK = b".kvfuse"
 _ASIDE = b"aside"  # what stood in the way and is not ours to delete
@@ -88,8 +87,7 @@ class Ground:
         return Carrier(self.disk.open_subdir(parent.fd, name))
 
     def _own(self, dir_fd: int, name: bytes, wanted: Wanted) -> None:
-        # The label of a directory says which it is, not where: it is renamed without a new one.
-        label = Label(wanted.id, wanted.generation, bytes(8), records.LABEL_LINKED)
+        label = records.directory_label(wanted.id, wanted.generation)
         self.disk.set_dir(dir_fd, name, mode=wanted.mode, uid=wanted.uid, gid=wanted.gid)
         self.disk.write_label_at(dir_fd, name, records.pack_label(label))
 

@@ -67,25 +67,30 @@ def drop_name(
     Returns the record as it is afterwards (``nlink`` 0: dropped) and the number of the chore that
     unlinks it on its disk; *on_disk* False when a rename there does that already (number 0).
     """
-    entry = txn.entry(parent, name)
-    assert entry is not None, "the caller read this name under its lock"
     number = 0
     if on_disk:
         number = state.next_id()
         path = full_path(txn, parent, name)
         txn.put_chore(node.disk, number, Unlink(path, node.id, node.ino, node.blocks))
+    return forget_name(txn, parent, name, node, state.now_ns()), number
+
+
+def forget_name(txn: Txn, parent: int, name: bytes, node: Node, now_ns: int) -> Node:
+    """Forget one name of a file, and with the last the record, which is returned as it is then."""
+    entry = txn.entry(parent, name)
+    assert entry is not None, "the caller read this name under its lock"
     txn.drop_entry(parent, name, entry[1])
     if node.nlink <= 1:
         txn.drop_node(node)
-        return node._replace(nlink=0, ctime_ns=state.now_ns()), number
-    left = node._replace(nlink=node.nlink - 1, ctime_ns=state.now_ns())
+        return node._replace(nlink=0, ctime_ns=now_ns)
+    left = node._replace(nlink=node.nlink - 1, ctime_ns=now_ns)
     if (node.parent, node.name) == (parent, name):
         left = left._replace(parent=(link := txn.links(node.id)[0])[0], name=link[1])
         txn.drop_link(node.id, *link)
     else:
         txn.drop_link(node.id, parent, name)
     txn.put_node(left, node)
-    return left, number
+    return left
 
 
 def drop_file(state: PoolState, txn: Txn, node: Node) -> None:

@@ -232,6 +232,11 @@ def label_of(node: Node, place: tuple[int, bytes], *, is_linked: bool = False) -
     return Label(node.id, node.generation, verify_hash(*place), flags)
 
 
+def directory_label(node_id: int, generation: int) -> Label:
+    """Return what a carrier says of itself: which directory it is, and not where."""
+    return Label(node_id, generation, bytes(8), LABEL_LINKED)
+
+
 def unpack_label(value: bytes) -> Label | None:
     """Return the label in *value*, or None when it is not one this version wrote."""
     if len(value) != _LABEL.size or value[0] != FORMAT:

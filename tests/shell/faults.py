@@ -50,7 +50,9 @@ class Faults:
         """Whether the step came."""
         return 0 < self.at <= self.count
 
-    def step(self, name: str, where: object, call: Callable[[], Any], abort: Callable[[], None]) -> Any:
+    def step(
+        self, name: str, where: object, call: Callable[[], Any], abort: Callable[[], None]
+    ) -> Any:
         """Do *call*, or fail."""
         if not self.at:
             return call()

@@ -47,7 +47,9 @@ def judge(
     if verb.torn and not succeeded:
         return
     if seen is not None:
-        assert seen in allowed, f"{said}: between, before the restart: {differ(seen, before, wanted)}"
+        assert seen in allowed, (
+            f"{said}: between, before the restart: {differ(seen, before, wanted)}"
+        )
     assert after in allowed, f"{said}: between: {differ(after, before, wanted)}"
 
 

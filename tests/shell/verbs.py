@@ -13,7 +13,8 @@ from tests.shell.pools import (
 def name_on(pool: Pool, disk: int, stem: str, directory: str = "") -> str:
     """Return a path whose file goes to *disk*."""
     for number in range(1000):
-        path = f"{directory}/{stem}{number}" if directory else f"{stem}{number}"
+        name = f"{stem}{number}.bin"  # with an extension, temp and final name have one owner
+        path = f"{directory}/{name}" if directory else name
         if pool.disk_of_create(*ids(pool, path)) == disk:
             return path
     raise AssertionError(f"no name for disk {disk}")
@@ -23,13 +24,17 @@ def name_on(pool: Pool, disk: int, stem: str, directory: str = "") -> str:
 class Verb:
     """*prepare* makes what *act* needs; what one returns the other is given.
 
-    *torn*: paths that a kill may take away, for they were being written.
+    *torn*: a death may take away what is being written. Without the catalog: *lossy*, a death may
+    take away one of two files; *scattered*, a directory may be renamed on one disk and not yet on
+    the other.
     """
 
     name: str
     prepare: Callable[[Pool], tuple[str, ...]]
     act: Callable[..., None]
     torn: bool = False
+    lossy: bool = False
+    scattered: bool = False
 
 
 def _create(pool: Pool) -> None:
@@ -83,7 +88,7 @@ def _full_dir(name: str) -> Callable[[Pool], str]:
         mkdir(pool, f"{name}/below")
         for number in (0, 1):
             commit(pool, name_on(pool, number, "in", name), b"in it")
-        commit(pool, f"{name}/below/deep", b"deep")
+        commit(pool, f"{name}/below/deep.bin", b"deep")
         return name
 
     return step
@@ -179,13 +184,17 @@ VERBS = [
     Verb("unlink", _prepared(_file(0, "a")), unlink),
     Verb("unlink linked", _prepared(_linked(0, "a")), unlink),
     Verb("exchange on one disk", _prepared(_file(0, "a"), _file(0, "b", "other")), _swap),
-    Verb("exchange on two disks", _prepared(_file(0, "a"), _file(1, "b", "other")), _swap),
-    Verb("exchange linked", _prepared(_linked(0, "a"), _linked(1, "b")), _swap),
-    Verb("exchange file and directory", _prepared(_file(0, "a"), _full_dir("other/d")), _swap),
-    Verb("exchange directories", _prepared(_full_dir("dir/d"), _full_dir("other/e")), _swap),
-    Verb("rename directory", _prepared(_full_dir("dir/d"), lambda _: "other/e"), rename),
+    Verb("exchange on two disks", _prepared(_file(0, "a"), _file(1, "b", "other")), _swap,
+         lossy=True),
+    Verb("exchange linked", _prepared(_linked(0, "a"), _linked(1, "b")), _swap, lossy=True),
+    Verb("exchange file and directory", _prepared(_file(0, "a"), _full_dir("other/d")), _swap,
+         lossy=True),
+    Verb("exchange directories", _prepared(_full_dir("dir/d"), _full_dir("other/e")), _swap,
+         lossy=True),
+    Verb("rename directory", _prepared(_full_dir("dir/d"), lambda _: "other/e"), rename,
+         scattered=True),
     Verb("rename directory over empty",
-         _prepared(_full_dir("dir/d"), _emptied_dir("other/e")), rename),
+         _prepared(_full_dir("dir/d"), _emptied_dir("other/e")), rename, scattered=True),
     Verb("rmdir", _prepared(_emptied_dir("dir/d")), lambda p, path: p.rmdir(*ids(p, path))),
     Verb("chmod directory", _prepared(_full_dir("dir/d")), _chmod_dir),
     Verb("chmod", _prepared(_file(0, "a")),
