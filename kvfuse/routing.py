@@ -1,8 +1,9 @@
 """Routing names: what of a key decides its disk. Pure.
 
 A connector writes a file under a temporary name and renames it. Both names must have one owner, so
-both are brought to one *routing name*: the key without the temp form and without one extension.
-The forms are data (``DEFAULT_PATTERNS``); operators add theirs with ``pool.temp_patterns``. A
+both are brought to one *routing name*: the key without the temp form and without extensions. All
+extensions, so that ``a.bin.tmp`` meets ``a.bin`` as surely as ``<stem>.tmp`` meets ``<stem>.data``,
+and files that belong together (``x.safetensors``, ``x.safetensors.metadata``) share a disk. The forms are data (``DEFAULT_PATTERNS``); operators add theirs with ``pool.temp_patterns``. A
 changed default changes where files go, so it goes with ``records.FORMAT``.
 """
 
@@ -19,7 +20,7 @@ _EXTENSION = r"\.[A-Za-z][A-Za-z0-9]{0,15}"
 _HEX32 = r"[0-9a-f]{32}"
 _UUID = rf"(?:{_HEX32}|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})"
 
-_EXTENSION_OF = re.compile(rf"(?s:.)({_EXTENSION})\Z".encode())
+_EXTENSIONS_OF = re.compile(rf"(?s:.)((?:{_EXTENSION})+)\Z".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class TempPattern:
     """One form of temporary basename, matched whole.
 
     Without a group ``final`` in *regex* the name says nothing of the final one.
-    *final_has_extension* is False where the group is the final name already without its extension.
+    *final_has_extension* is False where the group may be the final name without its extension.
     """
 
     name: str
@@ -110,11 +111,11 @@ def final_extension(
     """
     match = _match(name, patterns)
     if match is None:
-        return name[len(_without_extension(name)) :]
+        return name[len(_without_extensions(name)) :]
     pattern, final = match
     if final is None or not pattern.final_has_extension:
         return None
-    return final[len(_without_extension(final)) :]
+    return final[len(_without_extensions(final)) :]
 
 
 def says_nothing(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS) -> bool:
@@ -131,11 +132,11 @@ def is_temp(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS) 
 def _routing_base(name: bytes, patterns: Sequence[TempPattern]) -> bytes:
     match = _match(name, patterns)
     if match is None:
-        return _without_extension(name)
-    pattern, final = match
+        return _without_extensions(name)
+    final = match[1]
     if final is None:
         return name
-    return _without_extension(final) if pattern.final_has_extension else final
+    return _without_extensions(final)
 
 
 def _match(name: bytes, patterns: Sequence[TempPattern]) -> tuple[TempPattern, bytes | None] | None:
@@ -153,8 +154,8 @@ def _match(name: bytes, patterns: Sequence[TempPattern]) -> tuple[TempPattern, b
     return None
 
 
-def _without_extension(name: bytes) -> bytes:
-    match = _EXTENSION_OF.search(name)
+def _without_extensions(name: bytes) -> bytes:
+    match = _EXTENSIONS_OF.search(name)
     return name if match is None else name[: match.start(1)]
 
 

@@ -71,7 +71,7 @@ def test_unknowable_temps_route_by_themselves(name):
     ("key", "routing"),
     [
         (b"a.bin", b"a"),
-        (b"a.tar.gz", b"a.tar"),
+        (b"a.tar.gz", b"a"),
         (b"a.b/c", b"a.b/c"),
         (HICACHE, HICACHE),
         (b".bashrc", b".bashrc"),
@@ -86,7 +86,7 @@ def test_unknowable_temps_route_by_themselves(name):
         (b"config.json", b"config"),
     ],
 )
-def test_one_extension_is_removed(key, routing):
+def test_extensions_are_removed(key, routing):
     """A dot starts an extension only before a letter, and never at the start of a name."""
     assert routing_name(key) == routing
     assert not is_temp(key.rpartition(b"/")[2])
@@ -104,9 +104,23 @@ def test_one_extension_is_removed(key, routing):
     ],
 )
 def test_other_tmp_names_are_stems(name, final):
-    """What ends in .tmp in no other form is <stem>.tmp, of whose stem nothing is removed."""
+    """What ends in .tmp in no other form is <stem>.tmp: a file called as its stem shares its disk."""
     assert final_name(name) == final
-    assert routing_name(name) == final
+    assert routing_name(name) == routing_name(final)
+
+
+@pytest.mark.parametrize("stem", [b"a", b"x.bin", LMCACHE, LMCACHE + b"@v1.beta", b"m-3.1-8B_0_1"])
+def test_stem_tmp_meets_whatever_extension_the_final_name_adds(stem):
+    """<stem>.tmp becomes <stem>.data or <stem>: both are where the temp is."""
+    assert routing_name(stem + b".tmp") == routing_name(stem + b".data") == routing_name(stem)
+
+
+def test_twins_share_a_disk():
+    """A file and what is written beside it under a longer name have one owner."""
+    assert routing_name(b"d/k.kvcache.safetensors") == routing_name(
+        b"d/k.kvcache.safetensors.metadata"
+    )
+    assert routing_name(b"1700000000000.bucket") == routing_name(b"1700000000000.meta")
 
 
 @pytest.mark.parametrize(
