@@ -9,7 +9,7 @@ import threading
 from kvfuse.catalog import Catalog
 from kvfuse.numbers import Numbers
 
-GATHERED_MAX = 256
+GATHERED_MAX = 1024
 
 
 class Accesses:

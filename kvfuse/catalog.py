@@ -13,8 +13,14 @@ Concurrency: any number of reading threads; one writer at a time, who neither wa
 inside a transaction. Only one process opens a catalog.
 Durability: none by itself (``sync=False``): the live catalog lies on tmpfs and survives processes,
 not boots. ``snapshot`` writes a copy that does.
+
+Transactions change the mapped file in place (WRITEMAP: half the time of a commit). A page the file
+system cannot give would then be a SIGBUS, so that every page is allocated before it is used:
+``AHEAD_BYTES`` beyond the last page in use, far more than one transaction takes. The pages of one
+are new ones, hence a process that dies inside leaves the catalog as it was before.
 """
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -26,7 +32,10 @@ from kvfuse import records
 from kvfuse.errors import CatalogDamagedError
 from kvfuse.transaction import Txn
 
-MAP_BYTES = 64 << 30  # address space only: the file grows as it is used
+MAP_BYTES = 64 << 30  # address space only: the file is sparse, and filled as it is used
+AHEAD_BYTES = 16 << 20  # a batch of 256 records takes one or two of these
+_ALLOCATED_BYTES = 16 << 20  # at a time, so that it is rare
+_PAGE_BYTES = 4096
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
     b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned", b"gone",
@@ -51,8 +60,11 @@ class Catalog:
             # environment variable could otherwise choose.
             self._env = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=32, sync=False, metasync=False,
-                max_readers=512, lib_version=0, readahead=False,
+                max_readers=512, lib_version=0, readahead=False, writemap=True,
             )  # fmt: skip
+            self._data_fd = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+            self._allocated_bytes = 0
+            self._allocate()
             self.db: dict[bytes, Any] = {name: self._env.open_db(name) for name in _TABLES}
             self.db[b"links"] = self._env.open_db(b"links", dupsort=True)
             self._env.reader_check()
@@ -73,7 +85,32 @@ class Catalog:
 
     def write(self) -> Txn:
         """Begin the writing transaction; waits for the other writer."""
-        return Txn(self.db, self._env.begin(write=True), self.commit, self.floor)
+        txn = self._env.begin(write=True)
+        try:
+            self._allocate()
+        except BaseException:
+            txn.abort()
+            raise
+        return Txn(self.db, txn, self.commit, self.floor)
+
+    def _allocate(self) -> None:
+        """Let every page the next transaction can take be there; the caller is the writer.
+
+        Raises:
+            OSError: ENOSPC, the file system is full.
+        """
+        last_page: int = self._env.info()["last_pgno"]
+        needed_bytes = (last_page + 1) * _PAGE_BYTES + AHEAD_BYTES
+        if needed_bytes <= self._allocated_bytes:
+            return
+        wanted_bytes = needed_bytes + _ALLOCATED_BYTES
+        try:
+            os.posix_fallocate(self._data_fd, 0, wanted_bytes)
+        except OSError as exc:
+            raise OSError(
+                exc.errno or errno.ENOSPC, f"catalog {self.path}: {exc.strerror}"
+            ) from exc
+        self._allocated_bytes = wanted_bytes
 
     def commit(self, txn: lmdb.Transaction) -> None:
         """End a writing transaction: a step of every protocol, that a test can fail or die in."""
@@ -102,6 +139,7 @@ class Catalog:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+        os.close(self._data_fd)
 
 
 def _refuse_truncated(data: Path) -> None:

@@ -250,7 +250,7 @@ class Files:
     def _catch_unlink(self, file: OpenFile, node: Node) -> None:
         """The name may have gone between reading the record and registering the open."""
         with self._state.catalog.read() as txn:
-            gone = txn.node(node.id) is None
+            gone = not txn.has_node(node.id)
         if gone:
             inode = self._state.handles.inode(file.id)
             if inode is not None and inode.node is None:

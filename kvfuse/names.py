@@ -63,8 +63,7 @@ class Names:
             bits = stat.S_IFREG | (mode & ~caller.umask & _FILE_BITS)
             fresh = self._fresh(directory, name, bits, caller)
             node, fd = self._on_candidates(fresh, self._create_reserved)
-            fh = self._files.adopt(node, fd, flags)
-            return self._files.current(node), fh
+            return node, self._files.adopt(node, fd, flags)
 
     def _open_found(self, old: Node, flags: int) -> tuple[Node, int] | None:
         """Open the file whose name is locked; None when it was removed behind our back."""

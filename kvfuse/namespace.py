@@ -43,7 +43,7 @@ def put_name(state: PoolState, txn: Txn, node: Node, cookie: int) -> None:
     Raises:
         OSError: ESTALE when the directory is gone.
     """
-    if txn.node(node.parent) is None:
+    if not txn.has_node(node.parent):
         raise OSError(errno.ESTALE, "the directory is gone")
     hide_away(state, txn, node.parent, node.name)
     txn.put_entry(node.parent, node.name, node, cookie)

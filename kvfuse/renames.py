@@ -7,6 +7,7 @@ answered. A directory is renamed in the catalog; its carriers follow as chores.
 import contextlib
 import errno
 import os
+import stat
 import threading
 
 from kvfuse import namespace, records, settle
@@ -21,6 +22,7 @@ from kvfuse.transaction import Txn
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 _RETRIES = 3
+_Entry = tuple[int, int, int]  # id, cookie, type bits
 
 
 class Renames:
@@ -49,14 +51,13 @@ class Renames:
     def _try(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> bool:
         """Rename; False when somebody changed a name before it was locked."""
         state = self._state
-        source, target = self._look(parent, name, new_parent, new_name)
-        if source is None or (flags & RENAME_EXCHANGE and target is None):
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        has_dir = source.is_dir or (target is not None and target.is_dir)
+        with state.catalog.read() as txn:
+            seen = txn.entry(parent, name), txn.entry(new_parent, new_name)
+        has_dir = any(entry is not None and stat.S_ISDIR(entry[2]) for entry in seen)
         if has_dir and not self._tree.acquire(timeout=state.rules.op_timeout_s):
             raise OSError(errno.EIO, "another directory rename does not end")
         try:
-            return self._locked(parent, name, new_parent, new_name, flags, (source, target))
+            return self._locked(parent, name, new_parent, new_name, flags, seen)
         finally:
             if has_dir:
                 self._tree.release()
@@ -74,18 +75,18 @@ class Renames:
 
     def _locked(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int,
-        seen: tuple[Node | None, Node | None],
+        seen: tuple[_Entry | None, _Entry | None],
     ) -> bool:  # fmt: skip
         state = self._state
         places = {(parent, name), (new_parent, new_name)}
-        gone = seen[1].id if seen[1] is not None and seen[1].is_dir else None
+        gone = seen[1][0] if seen[1] is not None and stat.S_ISDIR(seen[1][2]) else None
         exclusive = (*places, gone) if gone is not None and not flags else tuple(places)
         shared = tuple({parent, new_parent} - set(exclusive))
         with state.locks.hold(*exclusive, shared=shared):
             source, target = self._look(parent, name, new_parent, new_name)
-            if source is None or [n and n.id for n in (source, target)] != [
-                n and n.id for n in seen
-            ]:
+            if source is None or (flags & RENAME_EXCHANGE and target is None):
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if _differs(source, seen[0]) or _differs(target, seen[1]):
                 return False
             if target is not None and target.id == source.id:
                 return True
@@ -308,3 +309,13 @@ class Renames:
             node = node._replace(generation=generation)
         value = records.pack_label(records.label_of(node, place, is_linked=True))
         carriers.at(place[0], lambda fd: carriers.disk.write_label_at(fd, place[1], value))
+
+
+def _differs(node: Node | None, seen: _Entry | None) -> bool:
+    """Whether what is locked is another than was seen, and so may need other locks.
+
+    A file on a disk that is away is seen, but not found: that needs none.
+    """
+    if node is None:
+        return seen is not None and stat.S_ISDIR(seen[2])
+    return seen is None or node.id != seen[0]

@@ -322,9 +322,7 @@ class PoolState:
 
     def touch_dir(self, txn: Txn, dir_id: int, now_ns: int) -> None:
         """Move the times of a directory whose names changed."""
-        node = txn.node(dir_id)
-        if node is not None:
-            txn.put_node(node._replace(mtime_ns=now_ns, ctime_ns=now_ns), node)
+        txn.set_times(dir_id, now_ns)
 
     def done(self, txn: Txn, node_id: int, unique: int | None = None) -> None:
         """Note in *txn* that the request under way is done by it: it is not done again.

@@ -121,6 +121,10 @@ class Txn:
         value = self._txn.get(records.pack_id(node_id), db=self._db[b"nodes"])
         return None if value is None else records.unpack_node(node_id, value)
 
+    def has_node(self, node_id: int) -> bool:
+        """Whether there is a record of *node_id*."""
+        return self._txn.get(records.pack_id(node_id), db=self._db[b"nodes"]) is not None
+
     def child(self, parent: int, name: bytes) -> Node | None:
         """Return the record a name stands for, or None."""
         entry = self.entry(parent, name)
@@ -156,11 +160,11 @@ class Txn:
         """Return the path of a directory below the root (b"" for the root), None when gone."""
         parts: list[bytes] = []
         while node_id != records.ROOT_ID:
-            node = self.node(node_id)
-            if node is None:
+            value = self._txn.get(records.pack_id(node_id), db=self._db[b"nodes"])
+            if value is None:
                 return None
-            parts.append(node.name)
-            node_id = node.parent
+            node_id, name = records.place_of(value)
+            parts.append(name)
         return b"/".join(reversed(parts))
 
     def links(self, node_id: int) -> list[tuple[int, bytes]]:
@@ -334,6 +338,13 @@ class Txn:
         if (node.state == State.PENDING) is not was:
             self._mark_pending(node.id, pending=not was)
         self._order(node, old)
+
+    def set_times(self, node_id: int, now_ns: int) -> None:
+        """Set the times of a directory whose names changed; nothing where it is gone."""
+        key, db = records.pack_id(node_id), self._db[b"nodes"]
+        value = self._txn.get(key, db=db)
+        if value is not None:
+            self._txn.put(key, records.with_times(value, mtime_ns=now_ns, ctime_ns=now_ns), db=db)
 
     def drop_node(self, node: Node) -> None:
         """Forget a record and what hangs on it."""
