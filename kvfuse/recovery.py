@@ -8,7 +8,7 @@ intent of a disk that is away waits for it.
 import contextlib
 import logging
 
-from kvfuse import namespace, records
+from kvfuse import durability, namespace, records
 from kvfuse.intents import Intent, disks_of, places_of
 from kvfuse.records import Node, State
 from kvfuse.resume import reopen_lost
@@ -25,6 +25,7 @@ def recover(state: PoolState, *, resume: bool = False) -> None:
     """
     finish_intents(state)
     if not resume:
+        _drop_unsure(state)
         _decide_pending(state)
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
@@ -88,6 +89,28 @@ def _may_ask(state: PoolState, disk: int) -> bool:
     if slot is None or slot.disk is None:
         return False
     return slot.health.writable or (slot.health.is_stuck and disk not in state.inflight.busy())
+
+
+def _drop_unsure(state: PoolState) -> None:
+    """Forget what may not have reached its disk before the machine went down.
+
+    A disk says itself how far it was synced, and in which boot: one that was away is asked when it
+    is back.
+    """
+    believed = {}
+    for number, carriers in state.carriers.items():
+        noted = durability.read_synced(carriers.disk)
+        if noted is not None and noted.boot_id != durability.boot_id():
+            believed[number] = noted.generation
+    if not believed:
+        return
+    with state.catalog.read() as txn:
+        unsure = [n for n in txn.nodes() if n.generation > believed.get(n.disk, n.generation)]
+    for node in unsure:
+        with state.catalog.write() as txn:
+            namespace.drop_file(state, txn, node)
+    if unsure:
+        _log.warning("%d files were not synced when the machine went down: misses", len(unsure))
 
 
 def _decide_pending(state: PoolState) -> None:

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from kvfuse.pool import RENAME_EXCHANGE, AttrChanges, Pool
 from tests.shell.pools import (
-    CALLER, commit, ids, mkdir, node_of, put, rename, truncate, unlink,
+    CALLER,
+    commit,
+    ids,
+    mkdir,
+    node_of,
+    put,
+    rename,
+    truncate,
+    unlink,
 )  # fmt: skip
 
 
