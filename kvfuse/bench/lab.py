@@ -108,10 +108,10 @@ class Lab:
         image = self.base / f"{number}.img"
         with image.open("wb") as file:
             file.truncate(IMAGE_BYTES)
-        _do([*_MKFS[self.filesystem], str(image)])
+        do([*_MKFS[self.filesystem], str(image)])
         path = self.base / f"disk{number}"
         path.mkdir()
-        _do(["mount", "-o", "loop,noatime", str(image), str(path)])
+        do(["mount", "-o", "loop,noatime", str(image), str(path)])
         self._mounts.append(path)
         return path
 
@@ -232,7 +232,12 @@ def _images_dir() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _do(argv: list[str]) -> None:
+def do(argv: list[str]) -> None:
+    """Run a command to its end.
+
+    Raises:
+        KvfuseError: it failed.
+    """
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603
     if done.returncode:
         said = done.stderr.strip().splitlines()
