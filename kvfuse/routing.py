@@ -105,7 +105,7 @@ def final_name(name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERN
 def final_extension(
     name: bytes, *, patterns: Sequence[TempPattern] = DEFAULT_PATTERNS
 ) -> bytes | None:
-    """Return the extension (with its dot, b"" for none) of what *name* is or will be renamed to.
+    """Return the extensions (with their dots, b"" for none) of what *name* is or will be called.
 
     None when *name* is a temp name that does not say.
     """
