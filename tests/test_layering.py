@@ -24,7 +24,7 @@ LAYERS = {
     "drivers": "drivers",
     "control": "control steward",
     "shell": """logs notify progress processes restarts ledger detach launch upgrades teller
-        supervised supervisor takeover daemon doctor bench cli __main__""",
+        supervised supervisor takeover daemon doctor fsck bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]
 # What has effects or asks the machine: the core gets time, randomness, environment as arguments.

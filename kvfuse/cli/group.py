@@ -13,6 +13,9 @@ from kvfuse import __version__
 from kvfuse.cli.output import fail, wants_json
 from kvfuse.errors import EXIT_FAILED, KvfuseError
 
+COMMANDS = (
+    "mount", "umount", "status", "locate", "disk", "config", "doctor", "fsck", "upgrade",
+)  # fmt: skip
 EPILOG = """\b
 Start here:
   kvfuse doctor                                        can this machine mount a pool?
@@ -83,10 +86,7 @@ def nearest_of(word: str, known: Any) -> str:  # noqa: ANN401 - any collection o
 
 @click.group(
     cls=LazyGroup,
-    modules={
-        name: f"kvfuse.cli.{name}"
-        for name in ("mount", "umount", "status", "locate", "disk", "config", "doctor", "upgrade")
-    },
+    modules={name: f"kvfuse.cli.{name}" for name in COMMANDS},
     hidden={"daemon": "kvfuse.cli.daemon", "takeover-check": "kvfuse.cli.takeover_check"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,

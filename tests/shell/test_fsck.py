@@ -1,0 +1,110 @@
+"""``kvfuse fsck``: catalog and disks of a pool that is not mounted, compared both ways."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvfuse.cli.group import cli
+from tests.shell.pools import Box, boxed, commit, disk_path, mkdir, node_of, put
+
+
+@pytest.fixture
+def box():
+    """A pool of two disks with some files, that is not open."""
+    with boxed() as box:
+        pool = box.open()
+        mkdir(pool, "d")
+        for number in range(6):
+            commit(pool, f"d/{number}.bin", b"%d" % number)
+        box.close()
+        yield box
+
+
+def fsck(box: Box, *arguments: str) -> Result:
+    config = box.base / "kvfuse.toml"
+    disks = ", ".join(f'"{path}"' for path in box.paths)
+    config.write_text(
+        f'[pool]\ndisks = [{disks}]\nstate_dir = "{box.base}/state"\n'
+        f'run_dir = "{box.base}/run"\nallow_shared_device = true\n'
+    )
+    return CliRunner().invoke(cli, ["fsck", "--config", str(config), *arguments])
+
+
+def findings(box: Box) -> set[tuple[str, str]]:
+    """Return kind and path of each finding."""
+    answer = json.loads(fsck(box, "--json").stdout)
+    return {(found["kind"], found["path"]) for found in answer["findings"]}
+
+
+def place(box: Box, number: int) -> Path:
+    (path,) = [p / f"d/{number}.bin" for p in box.paths if (p / f"d/{number}.bin").exists()]
+    return path
+
+
+def test_sound_pool_has_no_findings(box):
+    """Exit code 0, after a clean end and after a death."""
+    done = fsck(box)
+    assert done.exit_code == 0, done.output
+    assert "2 disks, 0 faults" in done.stdout
+    box.open()
+    assert box.pool is not None
+    put(box.pool, "more.bin")
+    box.drop()
+    assert fsck(box).exit_code == 0
+    assert findings(box) == set()
+
+
+def test_each_fault_is_told(box):
+    """What is missing, different, orphan, foreign: by disk and path."""
+    place(box, 0).unlink()
+    place(box, 1).write_bytes(b"longer than it was")
+    os.chmod(place(box, 2), 0o600)
+    shutil.copy2(place(box, 3), place(box, 3).with_name("copy.bin"))  # keeps the label
+    place(box, 4).with_name("foreign.bin").write_bytes(b"?")
+    assert findings(box) == {
+        ("missing", "d/0.bin"),
+        ("different", "d/1.bin"),
+        ("owner", "d/2.bin"),
+        ("orphan", "d/copy.bin"),
+        ("foreign", "d/foreign.bin"),
+    }
+    done = fsck(box)
+    assert done.exit_code == 1
+    assert "3 faults" in done.stdout
+    assert "d/copy.bin" in done.stdout
+
+
+def test_mounted_pool_is_busy(box):
+    """The disks are locked; nothing is looked at."""
+    box.open()
+    done = fsck(box)
+    assert done.exit_code == 5
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_lost_catalog_and_strange_directories_are_refused_in_one_line(box, tmp_path):
+    """What is missing, where, and what comes of it."""
+    box.lose_catalog()
+    done = fsck(box)
+    assert done.exit_code == 1
+    assert "the next mount scans the disks" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    strange = CliRunner().invoke(cli, ["fsck", "--disk", str(tmp_path)])
+    assert strange.exit_code == 4
+    assert "not a disk of kvfuse" in strange.stderr
+    none = CliRunner().invoke(cli, ["fsck"])
+    assert none.exit_code == 2
+
+
+def test_file_of_the_pool_is_where_the_findings_say(box):
+    """The paths of findings are those below the mountpoint and the disk's root alike."""
+    pool = box.open()
+    path = disk_path(pool, "d/5.bin")
+    assert node_of(pool, "d/5.bin").ino == path.stat().st_ino
+    box.close()
+    path.unlink()
+    assert findings(box) == {("missing", "d/5.bin")}
