@@ -121,6 +121,7 @@ class PoolState:
         self._paths: dict[int, bytes] = {}
         self._health_mutex = threading.Lock()
         self._room: dict[int, int] = {}  # bytes for new files by disk, as last measured
+        self._capacities: dict[int, int] = {}  # these, and what the pool had there then
         self.reservations = Reservations()
         self.numbers = Numbers(catalog)
         self.accesses = Accesses(catalog, self.numbers)
@@ -248,15 +249,13 @@ class PoolState:
         with self.catalog.read() as txn:
             for slot in self.slots.values():
                 number = slot.number
-                used_bytes = records.BLOCK_BYTES * (
-                    txn.usage(number)[1] + txn.stale_usage(number)[1]
+                load = placement.Load(
+                    slot.disk_id,
+                    _counted_bytes(txn, number),
+                    self._capacities.get(number, 0),
+                    reservations.on_disk(number),
                 )
-                # Not the capacity of the file system: what others keep there is no room of ours.
-                capacity_bytes = used_bytes + self._room[number] if number in self._room else 0
-                reserved_bytes = reservations.on_disk(number)
-                loads.append(
-                    placement.Load(slot.disk_id, used_bytes, capacity_bytes, reserved_bytes)
-                )
+                loads.append(load)
         turn = reservations.take_turn() if promised is None else 0
         ranked = placement.least_used(loads, turn)
         if promised is not None:
@@ -276,6 +275,9 @@ class PoolState:
             space.inodes_total == 0 or space.inodes_free > 0
         )
         self._room[number] = max(0, space.available_bytes - reserve_bytes) if room else 0
+        # Not the capacity of the file system: what others keep there is no room of ours.
+        with self.catalog.read() as txn:
+            self._capacities[number] = _counted_bytes(txn, number) + self._room[number]
         if room and slot.health.is_full:
             self.change_health(number, lambda health, at_s: health.on_room(now_s=at_s))
         elif not room and not slot.health.is_full:
@@ -373,6 +375,11 @@ class PoolState:
             event = self.work.get(number)
             if event is not None:
                 event.set()
+
+
+def _counted_bytes(txn: Txn, number: int) -> int:
+    """Return how many bytes of a disk the catalog counts, seen by clients or not."""
+    return records.BLOCK_BYTES * (txn.usage(number)[1] + txn.stale_usage(number)[1])
 
 
 class Request(threading.local):

@@ -10,6 +10,7 @@ import pytest
 
 from kvfuse.pool import Pool
 from kvfuse.records import BLOCK_BYTES, ROOT_ID
+from tests.disks import loop_disks
 from tests.shell.pools import (
     CALLER,
     Box,
@@ -169,6 +170,34 @@ def test_ninth_disk_costs_no_miss_with_index():
         pool = again(box, box.every)
         assert misses(pool, 1600) == set()
         box.check()
+
+
+def test_index_levels_a_new_disk_with_the_others(tmp_path):
+    """On file systems of their own: new files go to the empty disk until all are equally full."""
+    with loop_disks(3) as (_, every):
+        box = Box(tmp_path, every, placement="index")
+        pool = box.open(every[:2])
+        directory = mkdir(pool, "m").id
+
+        def store(first: int, count: int) -> None:
+            for number in range(first, first + count):
+                _, fh = pool.create(directory, name_of(number), os.O_WRONLY, 0o644, CALLER)
+                pool.write(fh, 0, bytes(128 << 10))
+                pool.release(fh)
+
+        store(0, 64)
+        box.paths = every
+        box.close()
+        pool = box.open()
+        assert misses(pool, 64) == set()
+        new = number_of(pool, every[2])
+        store(64, 24)
+        assert set(disks_of(pool, 24, 64)) == {new}
+        store(88, 24)
+        used = [row["used_bytes"] for row in pool.status()["disks"]]
+        assert max(used) - min(used) <= 2 * (128 << 10)
+        box.check()
+        box.close()
 
 
 @pytest.mark.parametrize("placement", ["rendezvous", "index"])
