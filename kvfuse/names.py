@@ -312,7 +312,7 @@ class Names:
             if linked is None:
                 raise OSError(errno.ESTALE, "the file is gone")  # noqa: TRY301
         except BaseException as exc:
-            if settle_failed(state, number, intent):
+            if settle_failed(state, number, intent) and isinstance(exc, Exception):
                 with state.catalog.read() as txn:
                     return txn.node(node.id)
             if isinstance(exc, FileNotFoundError):

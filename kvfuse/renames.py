@@ -146,10 +146,11 @@ class Renames:
                 state.reservations.recorded(source.id, found.st_blocks * records.BLOCK_BYTES)
             else:
                 state.learn_size(new, found.st_size)
-        except BaseException:
+        except BaseException as exc:
             if target is not None:
                 namespace.still_named(state, target.id)
-            if not settle.settle_failed(state, number, intent):
+            # Who interrupts has to be heard, in force or not.
+            if not settle.settle_failed(state, number, intent) or not isinstance(exc, Exception):
                 raise
 
     def _rename_on_disk(
@@ -294,8 +295,8 @@ class Renames:
                 namespace.swap_names(state, txn, a[:2], b[:2], generations)
                 state.done(txn, 0)
                 txn.drop_intent(number)
-        except BaseException:
-            if not settle.settle_failed(state, number, intent):
+        except BaseException as exc:
+            if not settle.settle_failed(state, number, intent) or not isinstance(exc, Exception):
                 raise
 
     def _unbind(
