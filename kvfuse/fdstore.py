@@ -6,10 +6,12 @@ says so. A server may be newer than its supervisor, so what is not known is pass
 ==========  =================  ====================================================================
 from        kind               says
 ==========  =================  ====================================================================
+supervisor  ``inherited``      the server has inherited *numbers*, which it has to close
 supervisor  ``fds``            *names*, and a descriptor for each: what former servers stored
 supervisor  ``start``          the server may begin: see :class:`kvfuse.supervised.Start`
 supervisor  ``gone``           the last thread of the former server *pid* has ended
 supervisor  ``note``           *text* for the log
+server      ``prepared``       all is loaded, it waits for ``start``
 server      ``beat``           it is alive
 server      ``store``          keep the descriptors beside this as *names*, for the next server
 server      ``drop``           close what is kept as *names*
@@ -23,6 +25,7 @@ server      ``ended``          the end was wanted: the mount is gone, the pool c
 Standard library only, and little of it: the supervisor imports this.
 """
 
+import _thread
 import array
 import contextlib
 import json
@@ -39,18 +42,9 @@ BEAT_INTERVAL_S = 0.1
 SEND_TIMEOUT_S = 5.0
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_PER_MESSAGE * 4)
 
-FUSE = "fuse"  # the name of the connection's descriptor
+# Names: of the connection, and how those of the locks and directories of disks begin.
+FUSE, LOCK, ROOT = "fuse", "lock-", "root-"
 _BEAT = b'{"kind":"beat"}'
-
-
-def lock_name(disk_id: str) -> str:
-    """Return what the lock of a disk is stored as."""
-    return f"lock-{disk_id}"
-
-
-def root_name(disk_id: str) -> str:
-    """Return what the directory of a disk is stored as."""
-    return f"root-{disk_id}"
 
 
 class ChannelError(Exception):
@@ -218,6 +212,10 @@ class FdStore:
     def __len__(self) -> int:
         return len(self._fds)
 
+    def numbers(self) -> dict[str, int]:
+        """Return the descriptors by name; they stay here."""
+        return dict(self._fds)
+
     def names(self) -> list[str]:
         """Return the names, in the order they were put in."""
         return list(self._fds)
@@ -235,10 +233,12 @@ class FdStore:
         return True
 
     def drop(self, name: str) -> None:
-        """Close the descriptor *name*, if there is one."""
+        """Close the descriptor *name*, if there is one; never waits for a disk."""
         fd = self._fds.pop(name, None)
-        if fd is not None:
+        if fd is not None and name == FUSE:
             os.close(fd)
+        elif fd is not None:
+            _thread.start_new_thread(os.close, (fd,))  # on a disk that hangs it would hang
 
     def close(self) -> None:
         """Close all."""

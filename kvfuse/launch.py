@@ -3,6 +3,7 @@
 Standard library only, and little of it: the supervisor imports this.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -11,7 +12,7 @@ import sys
 import time
 
 from kvfuse import processes
-from kvfuse.fdstore import Channel
+from kvfuse.fdstore import LOCK, ROOT, Channel, ChannelError, FdStore
 from kvfuse.processes import Process
 
 HEARTBEAT_TIMEOUT_S = 1.0
@@ -29,17 +30,30 @@ _MANAGERS = ("NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WAT
 
 
 class Server:
-    """A running server, as its supervisor sees it. *resumes* a connection, or mounts anew."""
+    """A server, as its supervisor sees it; from ``begin`` on it *resumes* or mounts anew."""
 
-    __slots__ = ("beat_s", "channel", "ended_s", "is_ready", "process", "resumes", "started_s")
+    __slots__ = (
+        "beat_s", "channel", "ended_s", "is_prepared", "is_ready", "process", "resumes",
+        "started_s",
+    )  # fmt: skip
 
-    def __init__(self, process: Process, channel: Channel, *, resumes: bool) -> None:
+    def __init__(self, process: Process, channel: Channel) -> None:
         self.process = process
         self.channel = channel
-        self.resumes = resumes
-        self.started_s = self.beat_s = time.monotonic()
+        self.is_prepared = False
         self.is_ready = False
         self.ended_s: float | None = None
+        self.begin(resumes=False)
+
+    def begin(self, *, resumes: bool) -> None:
+        """From now on it is judged."""
+        self.resumes = resumes
+        self.started_s = self.beat_s = time.monotonic()
+
+    def close(self) -> None:
+        """Forget it."""
+        self.channel.close()
+        self.process.close()
 
     def has_died(self) -> bool:
         """Whether it ended by itself; also when threads of it are stuck and it is not reaped."""
@@ -63,12 +77,17 @@ class Server:
         return ""
 
 
-def start_server(command: list[str], task: bytes, report_fd: int, *, resumes: bool) -> Server:
+def start_server(command: list[str], task: bytes, report_fd: int, store: FdStore) -> Server:
     """Start *command* with three numbers added: its end of the channel, *task* as a file, report.
+
+    It inherits all of *store*, although it gets the descriptors it needs with its start: those of a
+    disk that hangs would hang who closes them, and that is for the new process to risk, not for the
+    supervisor that waits for its exec.
 
     Raises:
         OSError: it cannot be started.
     """
+    inherited = store.numbers()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     task_fd = os.memfd_create("kvfuse-task")
     try:
@@ -77,7 +96,12 @@ def start_server(command: list[str], task: bytes, report_fd: int, *, resumes: bo
         process = processes.start(
             [*command, str(there.fileno()), str(task_fd), str(report_fd)],
             environment=environment(),
-            fds=[there.fileno(), task_fd, *([report_fd] if report_fd >= 0 else [])],
+            fds=[
+                *inherited.values(),
+                there.fileno(),
+                task_fd,
+                *([report_fd] if report_fd >= 0 else []),
+            ],
             blocked=_BLOCKED,
         )
     except BaseException:
@@ -86,22 +110,28 @@ def start_server(command: list[str], task: bytes, report_fd: int, *, resumes: bo
     finally:
         there.close()
         os.close(task_fd)
-    return Server(process, Channel(here), resumes=resumes)
+    server = Server(process, Channel(here))
+    # Directories and locks of disks stay open for as long as the mount lives, wherever.
+    closed = [fd for name, fd in inherited.items() if not name.startswith((LOCK, ROOT))]
+    with contextlib.suppress(ChannelError, ConnectionError):
+        server.channel.send("inherited", {"numbers": closed})
+    return server
 
 
-def detach(mountpoint: str) -> str:
+def detach(mountpoint: str, store: FdStore) -> str:
     """Take the mount at *mountpoint* away; return what is wrong, "" when it is gone.
 
-    A program of its own does it, for at most 5 s: what it touches may hang.
+    A program of its own does it, for at most 5 s: what it touches may hang. It inherits *store*.
     """
     command = [sys.executable, "-m", "kvfuse.detach", mountpoint]
     try:
-        process = processes.start(command, environment=environment(), fds=())
+        process = processes.start(
+            command, environment=environment(), fds=list(store.numbers().values())
+        )
     except OSError as exc:
         return exc.strerror or "not started"
     if not select.select([process.pidfd], [], [], DETACH_TIMEOUT_S)[0]:
-        process.send(signal.SIGKILL)
-        process.settle()
+        process.kill()
     trouble = "" if process.is_gone() and process.exit_code == 0 else process.end
     process.close()
     return trouble

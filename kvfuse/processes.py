@@ -71,12 +71,13 @@ class Process:
         code, status = self._status
         return f"exit {status}" if code == os.CLD_EXITED else f"signal {status}"
 
-    def settle(self) -> bool:
-        """Wait until no thread of it runs, after it was killed; at most 1 s.
+    def kill(self) -> bool:
+        """Kill it, and wait until no thread of it runs; at most 1 s.
 
         Return whether it is gone: else threads of it are stuck in system calls, whose effects may
         still come.
         """
+        self.send(signal.SIGKILL)
         deadline_s = time.monotonic() + SETTLE_S
         stuck_since_s: float | None = None
         while not self.is_gone():

@@ -8,7 +8,6 @@ Concurrency: any thread may call anything; a thread of its own beats, another on
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,6 @@ from kvfuse.fdstore import (
 )
 
 _log = logging.getLogger("kvfuse.supervised")
-_START_TIMEOUT_S = 30.0
 _LEDGER_OF_SUPERVISOR = ("backing_off", "stuck", "upgrade")
 
 
@@ -47,51 +45,70 @@ class Start:
     facts: Mapping[str, object]
 
 
+def wait_for_start(channel: Channel) -> Start | None:
+    """Wait, loaded, until the supervisor says how to begin; None when it ends before.
+
+    Raises:
+        KvfuseError: it speaks another version of the protocol.
+    """
+    store = FdStore()
+    try:
+        channel.send("prepared")
+        while (message := channel.receive(wait_s=None)) is not None:
+            if message.kind == "fds":
+                store.take(message)
+            elif message.kind == "inherited":
+                _close_later(message.numbers("numbers"))
+            elif message.kind == "start":
+                return _decode_start(message, store)
+            message.close()
+    except ConnectionError:
+        store.close()
+    except ChannelError as exc:
+        raise KvfuseError(f"no supervisor to start under: {exc}; use kvfuse mount") from exc
+    return None
+
+
+def _close_later(fds: list[int]) -> None:
+    """Close descriptors of files that may be on a disk that hangs."""
+
+    def close() -> None:
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    if fds:
+        threading.Thread(target=close, daemon=True, name="close").start()
+
+
+def _decode_start(message: Message, store: FdStore) -> Start:
+    if message.number("format") != FORMAT:
+        raise ChannelError(f"it speaks format {message.number('format')}, this kvfuse {FORMAT}")
+    facts = message.fields.get("facts")
+    return Start(
+        attempt=message.number("attempt"),
+        resume=message.fields.get("resume") is True,
+        fds=store.release(),
+        stuck=frozenset(message.numbers("stuck")),
+        facts=facts if isinstance(facts, dict) else {},
+    )
+
+
 class Supervised:
     """The supervisor of this server. *shows_notes*: its lines are to be logged here."""
 
-    def __init__(self, channel_fd: int) -> None:
-        """Take *channel_fd* over, and wait for the supervisor to say how to begin.
-
-        Raises:
-            KvfuseError: it does not, or speaks another version of the protocol.
-        """
-        self._channel = Channel(socket.socket(fileno=channel_fd))
+    def __init__(self, channel: Channel, start: Start) -> None:
+        self._channel = channel
+        self.start = start
         self._is_alive: Callable[[], bool] = lambda: True
         self._on_lost: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._is_lost = False
         self._has_ended = False
         self.shows_notes = False
-        try:
-            self.start = self._receive_start()
-        except (ChannelError, ConnectionError) as exc:
-            raise KvfuseError(f"no supervisor to start under: {exc}; use kvfuse mount") from exc
-        self._stuck = set(self.start.stuck)
+        self._stuck = set(start.stuck)
         for target, name in ((self._beat, "heartbeat"), (self._listen, "supervisor")):
             threading.Thread(target=target, daemon=True, name=name).start()
-
-    def _receive_start(self) -> Start:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        store = FdStore()
-        while message := self._channel.receive(wait_s=max(0.0, deadline_s - time.monotonic())):
-            if message.kind == "fds":
-                store.take(message)
-            elif message.kind == "start":
-                if message.number("format") != FORMAT:
-                    raise ChannelError(
-                        f"it speaks format {message.number('format')}, this kvfuse {FORMAT}"
-                    )
-                facts = message.fields.get("facts")
-                return Start(
-                    attempt=message.number("attempt"),
-                    resume=message.fields.get("resume") is True,
-                    fds=store.release(),
-                    stuck=frozenset(message.numbers("stuck")),
-                    facts=facts if isinstance(facts, dict) else {},
-                )
-            message.close()
-        raise ChannelError(f"silent for {_START_TIMEOUT_S:.0f} s")
 
     @property
     def is_lost(self) -> bool:

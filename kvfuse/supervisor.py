@@ -22,11 +22,12 @@ import sys
 import time
 
 from kvfuse import launch, ledger, processes
-from kvfuse.fdstore import FDS_MAX, FORMAT, FUSE, ChannelError, FdStore, Message
+from kvfuse.estate import Estate, formers
+from kvfuse.fdstore import FDS_MAX, FORMAT, ChannelError, Message
 from kvfuse.launch import Server
-from kvfuse.notify import forget, keep, kept, notify
-from kvfuse.processes import Process
+from kvfuse.notify import kept, notify
 from kvfuse.restarts import Restarts
+from kvfuse.spare import Spare
 from kvfuse.teller import Teller
 from kvfuse.upgrades import Upgrades
 
@@ -60,60 +61,24 @@ class Supervisor:
         self._command = command
         self._hangup_ends = hangup_ends
         self._server: Server | None = None
-        self._formers: list[Process] = []
-        self._store = FdStore()
-        self._facts: dict[str, object] = {}
+        self._estate = Estate(kept)
+        self._facts, pids = self._estate.recall()
+        self._formers = formers(pids)
         self._restarts = Restarts()
         self._upgrades = Upgrades(check)
+        self._spare = Spare(lambda: launch.start_server(command, task, -1, self._estate.store))
         self._teller = Teller()
         self._attempt = 0
-        self._was_ready = False  # from then on the mount is kept, whatever happens
+        # From then on the mount is kept, whatever happens.
+        self._was_ready = self._estate.has_connection
         self._is_announced = False
-        self._is_cold = True
+        self._is_cold = not self._estate.has_connection
         self._start_s: float | None = 0.0
         self._down_since_s = time.monotonic()
         self._stop_by_s: float | None = None
         self._ended_code: int | None = None
         self._code: int | None = None
-        self._memory = self._inherit(kept)
         self._wakeup = _catch_signals()
-
-    # -- from a supervisor before this one ---------------------------------------------------------
-
-    def _inherit(self, kept: list[tuple[str, int]]) -> ledger.Memory:
-        memory = None
-        for name, fd in kept:
-            if name == ledger.Memory.NAME and memory is None:
-                memory = ledger.Memory(fd)
-            else:
-                self._store.put(name, fd)
-        if FUSE not in self._store:
-            self._store.close()
-        if memory is None:
-            memory = ledger.Memory()
-            keep(memory.NAME, memory.fd)
-        else:
-            self._recall(memory.read())
-        if FUSE in self._store:
-            self._is_cold = False
-            self._was_ready = True
-        return memory
-
-    def _recall(self, facts: dict[str, object]) -> None:
-        """Go on as the supervisor that wrote *facts*; its server is killed, it may still run."""
-        known = facts.get("facts")
-        if isinstance(known, dict):
-            self._facts = known
-        pids = facts.get("pids")
-        for pid, started in pids if isinstance(pids, list) else []:
-            process = processes.find(pid, started)
-            if process is None:
-                continue
-            process.send(signal.SIGKILL)
-            if process.settle():
-                process.close()
-            else:
-                self._formers.append(process)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -126,6 +91,7 @@ class Supervisor:
             self._hear_server()
             self._judge_server()
             self._judge_upgrade()
+            self._tend_spare()
             self._bury()
         self._finish()
         return self._code
@@ -184,23 +150,26 @@ class Supervisor:
         self._write()
 
     def _start(self) -> Server:
-        server = launch.start_server(
-            self._command, self._task, self._report_fd, resumes=not self._is_cold
-        )
+        server = self._spare.take()
+        if server is None:
+            server = launch.start_server(
+                self._command, self._task, self._report_fd, self._estate.store
+            )
+        server.begin(resumes=not self._is_cold)
         if self._report_fd >= 0:
             os.close(self._report_fd)
             self._report_fd = -1
         self._attempt += 1
         # what it does not take it will be judged for
         with contextlib.suppress(ChannelError, ConnectionError):
-            self._store.send(server.channel)
+            self._estate.store.send(server.channel)
             server.channel.send(
                 "start",
                 {
                     "format": FORMAT,
                     "attempt": self._attempt,
                     "resume": server.resumes,
-                    "stuck": [process.pid for process in self._formers],
+                    "stuck": self._stuck(),
                     "facts": self._facts,
                 },
             )
@@ -227,7 +196,8 @@ class Supervisor:
             case "beat":
                 server.beat_s = time.monotonic()
             case "store" | "drop":
-                self._change_store(message)
+                if not self._estate.change(message):
+                    self._say(f"no more than {FDS_MAX} descriptors are kept; some are not")
             case "facts":
                 self._facts |= message.fields
             case "starting":
@@ -244,19 +214,6 @@ class Supervisor:
             case _:
                 pass  # of a newer server
 
-    def _change_store(self, message: Message) -> None:
-        names = message.texts("names")
-        if message.kind == "drop":
-            for name in names:
-                self._drop(name)
-            return
-        for name, fd in zip(names, message.fds, strict=False):
-            if name in self._store:
-                forget(name)
-            keep(name, fd)
-        if not self._store.take(message):
-            self._say(f"no more than {FDS_MAX} descriptors are kept; some are not")
-
     def _on_ready(self, server: Server) -> None:
         now_s = time.monotonic()
         server.is_ready = True
@@ -272,6 +229,7 @@ class Supervisor:
             self._is_announced = True
             notify("READY=1", f"MAINPID={os.getpid()}")
         notify(f"STATUS=serving, {self._restarts.count} restarts")
+        self._spare.allow()
         if self._upgrades.is_running:
             version = self._facts.get("version")
             self._upgrades.end("done", to=version, stall_s=stall_s)
@@ -300,17 +258,14 @@ class Supervisor:
         self._down_since_s = time.monotonic()
         self._server = None
         process = server.process
-        process.send(signal.SIGKILL)
-        is_gone = process.settle()
+        is_gone = process.kill()
         with contextlib.suppress(ChannelError):
             self._hear(server)
         server.channel.close()
         reason = reason or process.end
         code = process.exit_code
-        if is_gone:
-            process.close()
-        else:
-            self._formers.append(process)
+        self._formers.append(process)
+        if not is_gone:
             self._say(f"server {process.pid}: threads of it are stuck in system calls")
         self._follow(process.pid, reason, age_s=self._down_since_s - server.started_s, code=code,
                      was_ready=server.is_ready)  # fmt: skip
@@ -350,18 +305,17 @@ class Supervisor:
 
     def _give_up_connection(self) -> None:
         """Close what was kept, and take the mount away; the next server mounts anew."""
-        for name in self._store.names():
-            self._drop(name)
+        self._estate.clear()
         self._is_cold = True
         mountpoint = self._facts.get("mountpoint")
         if self._facts.pop("mounted", False) and isinstance(mountpoint, str):
-            trouble = launch.detach(mountpoint)
+            trouble = launch.detach(mountpoint, self._estate.store)
             if trouble:
                 self._say(f"{mountpoint}: cannot be detached: {trouble}")
 
-    def _drop(self, name: str) -> None:
-        self._store.drop(name)
-        forget(name)
+    def _stuck(self) -> list[int]:
+        """Return the pids of former servers that have threads in system calls."""
+        return [process.pid for process in self._formers if not process.is_gone()]
 
     def _bury(self) -> None:
         """Forget former servers whose last thread has ended, and tell the present one."""
@@ -383,21 +337,34 @@ class Supervisor:
             obstacle = "no server is ready; look at its restarts first"
         elif not self._facts.get("hot"):
             obstacle = f"this mount cannot be handed over: {self._facts.get('obstacle')}"
-        self._upgrades.ask(self._facts.get("version"), self._facts.get("formats"), obstacle)
+        self._upgrades.ask(
+            self._facts.get("version"), self._facts.get("formats"), obstacle, self._estate.store
+        )
         self._say_refusal()
         self._write()
 
     def _judge_upgrade(self) -> None:
         if not self._upgrades.is_checked():
             return
-        server = self._server
-        if not self._upgrades.is_running:
-            self._say_refusal()
-        elif server is None or not server.is_ready or self._stop_by_s is not None:
-            self._upgrades.end("failed", "the server ended meanwhile")
-        else:
-            self._lose(server, "upgrade")
+        if self._upgrades.is_running:
+            self._spare.renew()
+        self._say_refusal()
         self._write()
+
+    def _tend_spare(self) -> None:
+        """See to it that a server waits for its turn; in an upgrade it is the new one."""
+        self._spare.tend()
+        server = self._server
+        if server is None or not server.is_ready or self._stop_by_s is not None:
+            return
+        if self._upgrades.is_running:
+            if self._spare.has_failed or self._upgrades.is_late:
+                self._upgrades.end("failed", "the new server did not come up")
+            elif self._spare.is_prepared:
+                self._lose(server, "upgrade")
+            self._write()
+        elif self._facts.get("hot"):
+            self._spare.start()
 
     def _say_refusal(self) -> None:
         last = self._upgrades.last
@@ -414,10 +381,7 @@ class Supervisor:
     def _write(self) -> None:
         server = self._server
         running = [] if server is None else [server.process]
-        self._memory.write({
-            "facts": self._facts,
-            "pids": [[process.pid, process.started] for process in [*running, *self._formers]],
-        })  # fmt: skip
+        self._estate.note(self._facts, [*running, *self._formers])
         path = self._facts.get("status_file")
         if not isinstance(path, str):
             return
@@ -432,14 +396,13 @@ class Supervisor:
             "restarts": self._restarts.count,
             "last_restarts": self._restarts.last,
             "backing_off": server is None and self._restarts.delay_s > 0,
-            "stuck": [process.pid for process in self._formers],
+            "stuck": self._stuck(),
             "upgrade": self._upgrades.last,
         })  # fmt: skip
 
     def _finish(self) -> None:
-        for name in self._store.names():
-            self._drop(name)
-        forget(self._memory.NAME)
+        self._spare.drop()
+        self._estate.end()
         path = self._facts.get("status_file")
         if isinstance(path, str):
             ledger.remove(path)

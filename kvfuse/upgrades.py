@@ -5,14 +5,15 @@ Standard library only, and little of it: the supervisor imports this.
 
 import json
 import os
-import signal
 import time
 
 from kvfuse import processes
+from kvfuse.fdstore import FdStore
 from kvfuse.launch import environment
 from kvfuse.processes import Process
 
 CHECK_TIMEOUT_S = 30.0
+PREPARE_TIMEOUT_S = 60.0
 _OUTPUT_BYTES_MAX = 64 * 1024
 
 
@@ -27,6 +28,7 @@ class Upgrades:
         self._command = command
         self._number = 0
         self._check: tuple[Process, int, float] | None = None
+        self._by_s = 0.0
         self.last: dict[str, object] | None = None  # the last one, for the status
 
     @property
@@ -34,8 +36,16 @@ class Upgrades:
         """Whether a new server is awaited."""
         return self.last is not None and self.last["result"] == "running"
 
-    def ask(self, version: object, formats: object, obstacle: str) -> None:
-        """Begin one, from *version*; with an *obstacle* it is refused. One that runs goes on."""
+    @property
+    def is_late(self) -> bool:
+        """Whether a new server is awaited for too long."""
+        return self.is_running and time.monotonic() > self._by_s
+
+    def ask(self, version: object, formats: object, obstacle: str, store: FdStore) -> None:
+        """Begin one, from *version*; with an *obstacle* it is refused. One that runs goes on.
+
+        What is started inherits *store*; see :mod:`kvfuse.launch`.
+        """
         if self._check is not None or self.is_running:
             return
         self._number += 1
@@ -54,7 +64,12 @@ class Upgrades:
         output, there = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         command = [*self._command, json.dumps(formats)]
         try:
-            process = processes.start(command, environment=environment(), fds=(), output=there)
+            process = processes.start(
+                command,
+                environment=environment(),
+                fds=list(store.numbers().values()),
+                output=there,
+            )
         except OSError as exc:
             os.close(output)
             self.end("refused", f"the installed kvfuse cannot be started: {exc.strerror}")
@@ -72,8 +87,7 @@ class Upgrades:
         if not is_late and not process.is_gone():
             return False
         self._check = None
-        process.send(signal.SIGKILL)
-        process.settle()
+        process.kill()
         code = process.exit_code
         process.close()
         said = _read(output).strip().splitlines()
@@ -84,6 +98,7 @@ class Upgrades:
             self.end("refused", said[-1] if said else f"the installed kvfuse: exit {code}")
         elif self.last is not None:
             self.last["result"] = "running"
+            self._by_s = time.monotonic() + PREPARE_TIMEOUT_S
         return True
 
     def end(self, result: str, reason: str = "", **facts: object) -> None:

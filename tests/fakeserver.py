@@ -7,20 +7,35 @@ start to ``DIRECTORY/starts``; it does what the words in ``DIRECTORY/wish`` say,
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
-from kvfuse.supervised import Supervised
+from kvfuse.fdstore import Channel
+from kvfuse.supervised import Supervised, wait_for_start
+
+
+def make(path: str, go: Path) -> None:
+    """Make the directory *path* once *go* is there."""
+    while not go.exists():
+        time.sleep(0.01)
+    os.mkdir(path)
 
 
 def main(directory: Path, channel_fd: int, task_fd: int, report_fd: int) -> int:
-    wish = (directory / "wish").read_text().split()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    supervised = Supervised(channel_fd)
-    start = supervised.start
-    contents = {name: os.pread(fd, 100, 0).decode() for name, fd in start.fds.items()}
+    channel = Channel(socket.socket(fileno=channel_fd))
+    start = wait_for_start(channel)
+    if start is None:
+        return 0
+    supervised = Supervised(channel, start)
+    wish = (directory / "wish").read_text().split()
+    contents = {
+        name: "" if name == "lock-2" else os.pread(fd, 100, 0).decode()
+        for name, fd in start.fds.items()
+    }
     row = {
         "pid": os.getpid(), "attempt": start.attempt, "resume": start.resume, "fds": contents,
         "stuck": sorted(start.stuck), "report": report_fd, "at": time.monotonic(),
@@ -44,6 +59,9 @@ def main(directory: Path, channel_fd: int, task_fd: int, report_fd: int) -> int:
             supervised.store({name: fd})
             os.close(fd)
         supervised.drop(["extra"])
+    for word in wish:
+        if word.startswith("keep="):
+            supervised.store({"lock-2": os.open(word[5:], os.O_RDWR)})
     if "die" in wish or ("die-resumed" in wish and start.resume):
         os.kill(os.getpid(), signal.SIGKILL)
     if report_fd >= 0:
@@ -57,7 +75,7 @@ def main(directory: Path, channel_fd: int, task_fd: int, report_fd: int) -> int:
         supervised.judge_by(lambda: False)
     for word in wish:
         if word.startswith("mkdir="):
-            threading.Thread(target=os.mkdir, args=(word[6:],), daemon=True).start()
+            threading.Thread(target=make, args=(word[6:], directory / "go"), daemon=True).start()
     supervised.when_lost((directory / "lost").touch)
 
     def follow() -> None:

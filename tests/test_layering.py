@@ -18,12 +18,12 @@ LAYERS = {
         ttlcache eviction admission""",
     "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset transaction
         catalog journal metrics mounts stop durability fdstore""",
-    "heart": """locks carrier chores carriers handletable inflight handles accesses numbers
+    "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
         reservations homes state files attributes namespace settle names renames resume recovery
-        scan bringup check upkeep report status statfs pool""",
+        takein bringup arrivals reading scanner check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
-    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller
+    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller spare estate
         supervised supervisor takeover daemon doctor fsck bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from typing import Any
 
@@ -11,8 +12,9 @@ from kvfuse.cli.output import fail
 from kvfuse.config import Resolved
 from kvfuse.daemon import Daemon
 from kvfuse.errors import EXIT_FAILED, KvfuseError
+from kvfuse.fdstore import Channel
 from kvfuse.progress import Event, ProgressPipe
-from kvfuse.supervised import Supervised
+from kvfuse.supervised import Supervised, wait_for_start
 
 
 @click.command(hidden=True)
@@ -26,12 +28,16 @@ def command(channel_fd: int, task_fd: int, report_fd: int) -> None:
     for fd in (channel_fd, report_fd):
         if fd >= 0:
             os.set_inheritable(fd, False)
+    resolved = Resolved.from_json(task["resolved"])
     report = _Foreground(task) if task["foreground"] else ProgressPipe(report_fd)
     try:
-        supervised = Supervised(channel_fd)
+        channel = Channel(socket.socket(fileno=channel_fd))
+        start = wait_for_start(channel)
+        if start is None:
+            return
         Daemon(
-            Resolved.from_json(task["resolved"]),
-            supervised,
+            resolved,
+            Supervised(channel, start),
             init=task["init"],
             report=report,
             foreground=task["foreground"],

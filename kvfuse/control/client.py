@@ -40,7 +40,7 @@ def call(
     """
     request = encoder.encode(Request(verb, msgspec.Raw(encoder.encode(args or {})))) + b"\n"
     try:
-        line = _exchange(entry.socket, request, timeout_s)
+        line = _exchange(entry, request, timeout_s)
     except (FileNotFoundError, ConnectionError) as exc:
         raise NotMountedError(
             f"{entry.mountpoint}: the daemon (pid {entry.pid}) is not there; "
@@ -62,25 +62,35 @@ def call(
     return reply.result
 
 
-def _exchange(path: str, request: bytes, timeout_s: float) -> bytes:
+def _exchange(entry: Registration, request: bytes, timeout_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
-        with socket_address(Path(path)) as address:
-            _connect(connection, address, timeout_s)
+        with socket_address(Path(entry.socket)) as address:
+            _connect(connection, address, entry, timeout_s)
         connection.sendall(request)
         with connection.makefile("rb") as file:
             return file.readline(REPLY_BYTES_MAX)
 
 
-def _connect(connection: socket.socket, address: str, timeout_s: float) -> None:
-    """Connect within *timeout_s*; a Unix socket whose queue is full answers EAGAIN at once."""
+def _connect(
+    connection: socket.socket, address: str, entry: Registration, timeout_s: float
+) -> None:
+    """Connect within *timeout_s*.
+
+    A Unix socket whose queue is full answers EAGAIN at once. Between a server that died and the
+    next one nobody listens: that is waited for as long as there is a supervisor.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             connection.connect(address)
         except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise TimeoutError from None
-            time.sleep(_RETRY_S)
+            pass
+        except (FileNotFoundError, ConnectionRefusedError):
+            if not entry.is_alive:
+                raise
         else:
             return
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError
+        time.sleep(_RETRY_S)

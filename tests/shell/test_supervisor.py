@@ -44,6 +44,15 @@ def wait_until(condition, timeout_s: float = WAIT_S) -> None:
         time.sleep(0.01)
 
 
+def most_open(pid: int) -> int:
+    """Return how many descriptors a process has open, at most, in a second."""
+    counts = []
+    for _ in range(50):
+        counts.append(len(os.listdir(f"/proc/{pid}/fd")))
+        time.sleep(0.02)
+    return max(counts)
+
+
 def has_ended(pid: int) -> bool:
     """Whether no code of a process runs any longer; whoever is its parent may not have noticed."""
     return processes.thread_state(pid, pid) in "ZX"
@@ -201,18 +210,18 @@ def test_a_killed_server_is_followed_at_once(trial: Trial) -> None:
 
 
 def test_no_descriptor_leaks_from_server_to_server(trial: Trial) -> None:
-    """The sixth server has as many open as the second, the supervisor as many as at first."""
+    """The sixth server has as many open as the second, the supervisor no more than at first."""
     trial.begin()
     trial.wait_ready(1)
     trial.kill()
     trial.wait_ready(2)
-    before = len(os.listdir(f"/proc/{trial.process.pid}/fd"))
+    before = most_open(trial.process.pid)
     for number in range(3, 7):
         trial.kill()
         trial.wait_ready(number)
 
     assert trial.starts[1]["open"] == trial.starts[5]["open"]
-    assert len(os.listdir(f"/proc/{trial.process.pid}/fd")) == before
+    assert most_open(trial.process.pid) <= before
     assert len(trial.ledger()["last_restarts"]) == 5
 
 
@@ -348,9 +357,11 @@ def test_a_server_with_a_thread_stuck_on_a_disk_is_left_behind(
     trial: Trial, bad_disk: FaultDisk
 ) -> None:
     """It cannot be reaped and is not waited for; its followers know of it until it is gone."""
-    bad_disk.hang("mkdir")
-    trial.begin(f"mkdir={bad_disk.mountpoint}/late")
+    (bad_disk.mountpoint / "lock").touch()
+    trial.begin(f"keep={bad_disk.mountpoint}/lock mkdir={bad_disk.mountpoint}/late")
     first = trial.wait_ready(1)
+    bad_disk.hang("*")  # closing a descriptor too
+    (trial.directory / "go").touch()
     bad_disk.wait_hanging()
     trial.wish("")
     trial.kill()
@@ -358,7 +369,9 @@ def test_a_server_with_a_thread_stuck_on_a_disk_is_left_behind(
     trial.kill()
     third = trial.wait_ready(3)
 
-    assert (second["stuck"], third["stuck"]) == ([first["pid"]], [first["pid"]])
+    assert second["stuck"] == [first["pid"]]
+    assert first["pid"] in third["stuck"]
+    assert {*second["fds"], *third["fds"]} == {"fuse", "lock-1", "lock-2"}
     assert "D" in processes.thread_states(first["pid"])
     bad_disk.release()
     stuck = trial.directory / f"stuck-{third['pid']}"
@@ -599,7 +612,7 @@ def test_a_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert not store.put("one more", os.memfd_create("x"))
     assert store.put("0", os.memfd_create("x"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
     store.close()
 
 
