@@ -33,6 +33,7 @@ from kvfuse.takeover import formats
 
 _log = logging.getLogger("kvfuse.daemon")
 _PR_SET_IO_FLUSHER = 57
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _NO_RESEND = "this kernel does not send requests again (Linux 6.9)"
 
 
@@ -105,7 +106,11 @@ class Daemon:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # Memory reclaim must not wait for writes that wait for this process, nor kill it first.
-        ctypes.CDLL(None).prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0)
+        # What was needed once stays in memory: a page of this program that has to be read from a
+        # disk again, when memory is short, holds up everybody who uses the mount.
+        libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT)
 
     def _open_disks(self) -> DiskSet:
         pool = self._config.pool

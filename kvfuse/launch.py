@@ -18,6 +18,7 @@ from kvfuse.processes import Process
 HEARTBEAT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_STARTING_S = 30.0
 HEARTBEAT_TIMEOUT_COLD_S = 30.0  # where a kill costs the mount
+STARVED_FACTOR = 10  # more patience with one that would run, if the machine let it
 RESUME_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 10.0  # from "ended" to the end
 DETACH_TIMEOUT_S = 5.0
@@ -68,13 +69,24 @@ class Server:
         else:
             patience_s = HEARTBEAT_TIMEOUT_S if is_hot else HEARTBEAT_TIMEOUT_COLD_S
         silent_s = now_s - self.beat_s
-        if silent_s > patience_s:
+        if silent_s > patience_s and (
+            silent_s > STARVED_FACTOR * patience_s or not self._is_starved()
+        ):
             return f"no heartbeat for {silent_s:.1f} s"
-        if self.resumes and not self.is_ready and now_s - self.started_s > RESUME_TIMEOUT_S:
+        if (
+            self.resumes
+            and not self.is_ready
+            and now_s - self.started_s > RESUME_TIMEOUT_S
+            and silent_s < HEARTBEAT_TIMEOUT_S  # else it is judged by its beats
+        ):
             return f"not ready {RESUME_TIMEOUT_S:.0f} s after its start"
         if self.ended_s is not None and now_s - self.ended_s > EXIT_TIMEOUT_S:
             return f"still there {EXIT_TIMEOUT_S:.0f} s after its end"
         return ""
+
+    def _is_starved(self) -> bool:
+        """Whether it waits for a processor, or for memory: to kill it would make that worse."""
+        return any(state in "RD" for state in processes.thread_states(self.process.pid))
 
 
 def start_server(command: list[str], task: bytes, report_fd: int, store: FdStore) -> Server:
