@@ -6,7 +6,9 @@ FUSE inodes have no access time of their own: kvfuse counts an open for reading,
 
 import threading
 
+from kvfuse import records
 from kvfuse.catalog import Catalog
+from kvfuse.eviction import Policy
 from kvfuse.numbers import Numbers
 
 GATHERED_MAX = 1024
@@ -15,8 +17,9 @@ GATHERED_MAX = 1024
 class Accesses:
     """Access times by id that the catalog does not have yet; at most ``GATHERED_MAX`` of them."""
 
-    def __init__(self, catalog: Catalog, numbers: Numbers) -> None:
+    def __init__(self, catalog: Catalog, numbers: Numbers, order: Policy) -> None:
         self._catalog = catalog
+        self._order = order
         self._numbers = numbers
         self._mutex = threading.Lock()
         self._times_ns: dict[int, int] = {}
@@ -44,5 +47,10 @@ class Accesses:
             for node_id, atime_ns in times_ns.items():
                 node = txn.node(node_id)
                 if node is not None:
-                    access = self._numbers.generation()
-                    txn.put_node(node._replace(atime_ns=atime_ns, access=access), node)
+                    number = self._numbers.generation()
+                    place, hits = self._order.accessed(
+                        node.access, records.hits_of(node.flags), number
+                    )
+                    flags = records.with_hits(node.flags, hits)
+                    used = node._replace(atime_ns=atime_ns, access=place, flags=flags)
+                    txn.put_node(used, node)

@@ -45,6 +45,8 @@ class Attributes:
             node = self._files.orphan(node_id)
             if node is None:
                 raise OSError(errno.ESTALE, "the file is gone")
+        elif fh is None and node_id in self._state.leases.watched and node.is_evictable:
+            self._state.leases.asked(node_id)  # a listing with attributes says that it is there
         return self._files.current(node)
 
     def setattr(self, node_id: int, changes: AttrChanges, fh: int | None = None) -> Node:
@@ -95,6 +97,7 @@ class Attributes:
             changed = _changed(now, changes, state.now_ns(), _FILE_BITS)
             txn.put_node(changed, now)
         if changes.atime_ns is not None:
+            state.leases.accessed(node_id)
             state.accesses.note(node_id, changes.atime_ns)
         return self._files.current(changed)
 

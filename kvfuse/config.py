@@ -23,6 +23,7 @@ from kvfuse.settings import (
     PoolSettings,
     SpaceSettings,
     conflicts,
+    space_conflicts,
 )
 
 DEFAULT = "default"
@@ -108,10 +109,13 @@ def parse(
     gathered.add_environment(environment)
     gathered.add_flags(flags)
     sections = {name: gathered.section(name, model) for name, model in _SECTIONS.items()}
-    pool, control = sections["pool"], sections["control"]
+    pool, control, space = sections["pool"], sections["control"], sections["space"]
     # Otherwise "no disks" would be a second message for one mistake.
     if is_read and isinstance(pool, PoolSettings) and isinstance(control, ControlSettings):
         for key, problem in conflicts(pool, control):
+            gathered.error(key, problem)
+    if isinstance(space, SpaceSettings):
+        for key, problem in space_conflicts(space):
             gathered.error(key, problem)
     if gathered.errors:
         raise ConfigError("\n".join(gathered.errors))

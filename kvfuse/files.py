@@ -13,9 +13,11 @@ from kvfuse.disk import Disk
 from kvfuse.handles import OpenFile, OpenInode
 from kvfuse.health import Fault, fault_of
 from kvfuse.intents import speaks_of
-from kvfuse.records import Node, State
+from kvfuse.records import HITS_BITS, Node, State
 from kvfuse.state import PoolState
 
+FALLOC_KEEP_SIZE = 1
+WRITE_SHARE = 0.5  # of a request's deadline: for a disk to be cleaned under a write
 _RETRIES = 3  # how often a file may be renamed under an open before that is an error
 
 
@@ -78,6 +80,8 @@ class Files:
                 raise OSError(errno.ELOOP, "is a symbolic link")
             if not state.visible(node):
                 break
+            if node_id in state.leases.watched:
+                state.leases.accessed(node_id)
             if writable:
                 state.check_writable(node.disk)
             fd = self._open_node(node, writable=writable)
@@ -314,11 +318,11 @@ class Files:
         with state.catalog.write() as txn:
             now = txn.node(node_id)
             if now is not None:
-                txn.put_node(
-                    done._replace(access=max(now.access, done.generation), atime_ns=now.atime_ns),
-                    now,
-                )
+                place = state.place(now, generation)
+                txn.put_node(done._replace(access=place, atime_ns=now.atime_ns), now)
         self._unsettled.pop(node_id, None)
+        if not node.access:
+            state.leases.committed(node_id)
         state.learn_size((node.parent, node.name), found.st_size)
 
     # -- bytes
@@ -336,8 +340,17 @@ class Files:
     def write(self, fh: int, offset: int, data: bytes | memoryview) -> int:
         """Write *data* at *offset*; short only where the disk failed part-way."""
         file = self._writer(fh)
-        with self._state.on(file.disk) as carriers:
-            written = carriers.disk.write(file.fd, data, offset)
+        state = self._state
+        try:
+            with state.on(file.disk) as carriers:
+                written = carriers.disk.write(file.fd, data, offset)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            wait_s = WRITE_SHARE * state.rules.op_timeout_s
+            state.rooms.make_room(file.disk, len(data), wait_s=wait_s)
+            with state.on(file.disk) as carriers:
+                written = carriers.disk.write(file.fd, data, offset)
         self._refresh(file)
         return written
 
@@ -350,6 +363,8 @@ class Files:
     def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """Allocate or punch a range of an open file."""
         file = self._writer(fh)
+        if not mode & ~FALLOC_KEEP_SIZE:
+            self._check_size(file, offset + length)
         with self._state.on(file.disk) as carriers:
             carriers.disk.fallocate(file.fd, mode, offset, length)
         self._refresh(file)
@@ -376,12 +391,21 @@ class Files:
         handle = self.open(node_id, os.O_WRONLY) if own or fh is None else fh
         try:
             file = self._state.handles.file(handle)
+            self._check_size(file, size)
             with self._state.on(file.disk) as carriers:
                 carriers.disk.truncate(file.fd, size)
             self._refresh(file)
         finally:
             if own:
                 self.release(handle)
+
+    def _check_size(self, file: OpenFile, size_bytes: int) -> None:
+        """Refuse a size the disk can never hold: ENOSPC at once, not when it is full."""
+        largest_bytes = self._state.rooms.largest_bytes(file.disk)
+        if largest_bytes is not None and size_bytes > largest_bytes:
+            if size_bytes <= os.fstat(file.fd).st_size:
+                return
+            raise OSError(errno.ENOSPC, "the disk of the file is smaller than that")
 
     def _writer(self, fh: int) -> OpenFile:
         file = self._state.handles.file(fh)
@@ -406,7 +430,12 @@ def _write_label(disk: Disk, fd: int, node: Node) -> None:
 
 def _is_same(now: Node, before: Node) -> bool:
     """Whether two records of a file are of the same bytes at the same place."""
-    return now._replace(access=0, atime_ns=0) == before._replace(access=0, atime_ns=0)
+    return _as_stored(now) == _as_stored(before)
+
+
+def _as_stored(node: Node) -> Node:
+    """Return a record without what its uses change."""
+    return node._replace(access=0, atime_ns=0, flags=node.flags & ~HITS_BITS)
 
 
 def _with_stat(node: Node, found: os.stat_result) -> Node:

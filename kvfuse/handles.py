@@ -172,6 +172,11 @@ class Handles:
         with self._mutex:
             return list(self._files.values())
 
+    def written(self, disk: int) -> list[int]:
+        """Return the ids of the files of *disk* that are open for writing."""
+        with self._mutex:
+            return [i.id for i in self._inodes.values() if i.disk == disk and i.writers]
+
     def on_disk(self, disk: int) -> int:
         """Return how many files of *disk* are open."""
         with self._mutex:

@@ -180,7 +180,12 @@ class Health:
     @property
     def schedulable(self) -> bool:
         """Whether new files may go to it."""
-        return self.mode is Mode.IN_USE and self.writable and not self.is_full
+        return self.takes_files and not self.is_full
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether new files may go to it as soon as there is room."""
+        return self.mode is Mode.IN_USE and self.writable
 
     def on_error(self, code: int, *, now_s: float, what: str = "I/O") -> "Health":
         """Return the health after errno *code* came from a syscall; *what* was being done.

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvfuse import namespace, records
+from kvfuse import namespace, placing, records
 from kvfuse.carriers import Carriers
 from kvfuse.files import Files
 from kvfuse.health import fault_of
@@ -40,6 +40,8 @@ class Names:
             node = txn.child(parent, name)
         if node is None or not self._state.visible(node):
             return None
+        if node.id in self._state.leases.watched and not self._state.leases.asked(node.id):
+            return None
         return self._files.current(node)
 
     # -- files and symlinks
@@ -62,7 +64,7 @@ class Names:
                     return found
             bits = stat.S_IFREG | (mode & ~caller.umask & _FILE_BITS)
             fresh = self._fresh(directory, name, bits, caller)
-            node, fd = self._on_candidates(fresh, self._create_reserved)
+            node, fd = placing.place(state, fresh, self._create_reserved)
             return node, self._files.adopt(node, fd, flags)
 
     def _open_found(self, old: Node, flags: int) -> tuple[Node, int] | None:
@@ -123,9 +125,8 @@ class Names:
         raise failure or OSError(errno.ENOSPC, "no disk takes new files")
 
     def _create_reserved(self, node: Node) -> tuple[Node, int]:
-        """Make a file and keep room for it until its last writer has gone."""
+        """Make a file for which room is kept, until its last writer has gone."""
         state = self._state
-        state.reservations.begin(node.id, node.disk, state.kind(node.parent, node.name))
         try:
             return self._create_on(node)
         except BaseException:

@@ -23,6 +23,7 @@ from kvfuse.bringup import Brought, bring_up
 from kvfuse.catalog import Catalog
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet
+from kvfuse.eviction import Pins, Watermarks
 from kvfuse.files import Files
 from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.homes import judge_homes
@@ -218,6 +219,36 @@ class Pool:
         self._state.data_in_kernel = on
         self._state.passthrough = passthrough
 
+    # -- leases
+
+    def kernel_answers(
+        self,
+        entry_timeout_s: float,
+        expire: Callable[[int, int, bytes, Callable[[], None]], None] | None = None,
+        *,
+        can_be_quiet: bool = False,
+    ) -> None:
+        """Tell the pool how long the kernel answers lookups by itself after an answer.
+
+        ``expire(disk, parent, name, done)`` makes it ask again sooner, and calls *done* when that
+        has happened, from any thread; None where nobody can. *can_be_quiet*: the driver heeds
+        :attr:`answers_quietly`.
+        """
+        self._state.leases.answers_kept(entry_timeout_s, can_be_quiet=can_be_quiet)
+        self._state.expire = expire
+
+    @property
+    def answers_quietly(self) -> bool:
+        """Whether lookups of what is being written shall not be kept by the kernel: room is short.
+
+        Then a file that nobody asks for can go at once when it must.
+        """
+        return self._state.leases.is_quiet
+
+    def is_tight(self, fh: int) -> bool:
+        """Whether writes through an open file should pass the pool: its disk is nearly full."""
+        return self._state.rooms.is_tight(self._state.handles.file(fh).disk)
+
     # -- the end
 
     def close(self, clean: bool = True) -> None:
@@ -315,6 +346,13 @@ def _rules(config: Config) -> Rules:
         temp_patterns=config.pool.routing_patterns(),
         reserve_bytes=config.space.reserve.of,
         op_timeout_s=config.health.op_timeout,
+        watermarks=Watermarks(config.space.high_watermark, config.space.low_watermark),
+        lease_ttl_s=config.space.lease_ttl,
+        temp_max_age_s=config.space.temp_max_age,
+        pins=Pins(config.space.pin),
+        eviction=config.space.eviction,
+        stale_first=config.space.stale_first,
+        counts_evictable=config.space.statfs == "evictable",
     )
 
 

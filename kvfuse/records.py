@@ -30,6 +30,7 @@ class State(IntEnum):
 
 STALE = 1  # its owner is another disk by now, and displaced files are not served
 RESIDENT = 2  # at home where it lies: its temp name did not say where it would belong
+_HITS_SHIFT, HITS_BITS = 4, 0x30  # in the flags: uses, as an eviction policy counts them
 
 
 class Node(NamedTuple):
@@ -157,6 +158,16 @@ def with_times(value: bytes, *, mtime_ns: int, ctime_ns: int) -> bytes:
 def place_of(value: bytes) -> tuple[int, bytes]:
     """Return (directory id, name) of the packed record *value*, without unpacking the rest."""
     return _PARENT.unpack_from(value, _PARENT_OFFSET)[0], value[_NODE_BYTES:]
+
+
+def hits_of(flags: int) -> int:
+    """Return the uses an eviction policy has counted, 0 to 3."""
+    return (flags & HITS_BITS) >> _HITS_SHIFT
+
+
+def with_hits(flags: int, hits: int) -> int:
+    """Return *flags* with that many uses."""
+    return flags & ~HITS_BITS | hits << _HITS_SHIFT
 
 
 def recency_key(disk: int, access: int, node_id: int) -> bytes:

@@ -7,6 +7,7 @@ Concurrency: one mutex; no call blocks.
 """
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvfuse.admission import Kind, Sizes
@@ -16,7 +17,17 @@ PROMISES_MAX = 4096
 
 class _Held(NamedTuple):
     disk: int
-    size_bytes: int
+    estimate_bytes: int
+    recorded_bytes: int = 0  # of it the catalog counts
+    written_bytes: int = 0  # of it the disk counts
+
+    @property
+    def unrecorded_bytes(self) -> int:
+        return max(0, self.estimate_bytes - self.recorded_bytes)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return max(0, self.estimate_bytes - self.written_bytes)
 
 
 class Reservations:
@@ -27,13 +38,36 @@ class Reservations:
         self._sizes = Sizes()
         self._held: dict[int, _Held] = {}
         self._by_disk: dict[int, int] = {}
+        self._unwritten: dict[int, int] = {}
+        self._files: dict[int, int] = {}
         self._promised: dict[tuple[int, bytes], int] = {}
         self._turn = -1
 
-    def begin(self, node_id: int, disk: int, kind: Kind) -> None:
-        """File *node_id* is about to be made on *disk*: keep room for one of its *kind*."""
+    def begin(
+        self,
+        node_id: int,
+        disk: int,
+        kind: Kind,
+        *,
+        room_bytes: int | None = None,
+        scale: Callable[[int], int] = lambda estimate_bytes: estimate_bytes,
+    ) -> bool:
+        """File *node_id* is about to be made on *disk*: keep room for one of its *kind*.
+
+        With *room_bytes* only if that much, less what is kept already, suffices; return whether it
+        is kept. *scale* adapts the estimate to the disk.
+        """
         with self._mutex:
-            self._replace(node_id, _Held(disk, self._sizes.estimate(kind)))
+            estimate_bytes = scale(self._sizes.estimate(kind))
+            if room_bytes is not None and self.unwritten(disk) + estimate_bytes > room_bytes:
+                return False
+            self._replace(node_id, _Held(disk, estimate_bytes))
+            return True
+
+    def estimate(self, kind: Kind) -> int:
+        """Return how many bytes a file of *kind* will take at most, as far as one can tell."""
+        with self._mutex:
+            return self._sizes.estimate(kind)
 
     def end(self, node_id: int) -> None:
         """The file takes no more room than its record says."""
@@ -45,8 +79,14 @@ class Reservations:
         with self._mutex:
             held = self._held.get(node_id)
             if held is not None:
-                left_bytes = max(0, held.size_bytes - size_bytes)
-                self._replace(node_id, held._replace(size_bytes=left_bytes))
+                self._replace(node_id, held._replace(recorded_bytes=size_bytes))
+
+    def written(self, node_id: int, size_bytes: int) -> None:
+        """The disk counts *size_bytes* of a file that is still written by now."""
+        with self._mutex:
+            held = self._held.get(node_id)
+            if held is not None:
+                self._replace(node_id, held._replace(written_bytes=size_bytes))
 
     def learn(self, kind: Kind, size_bytes: int) -> None:
         """A file of *kind* was finished with *size_bytes*."""
@@ -54,16 +94,32 @@ class Reservations:
             self._sizes.note(kind, size_bytes)
 
     def on_disk(self, disk: int) -> int:
-        """Return how many bytes are reserved on *disk*."""
+        """Return how many bytes are reserved on *disk* that the catalog does not count yet."""
         return self._by_disk.get(disk, 0)
+
+    def unwritten(self, disk: int) -> int:
+        """Return how many bytes are reserved on *disk* that the disk does not count yet."""
+        return self._unwritten.get(disk, 0)
+
+    def files(self, disk: int) -> int:
+        """Return how many files that are written on *disk* have a reservation."""
+        return self._files.get(disk, 0)
 
     def _replace(self, node_id: int, held: _Held | None) -> None:
         before = self._held.pop(node_id, None)
         if before is not None:
-            self._by_disk[before.disk] -= before.size_bytes
+            self._count(before, -1)
         if held is not None:
             self._held[node_id] = held
-            self._by_disk[held.disk] = self._by_disk.get(held.disk, 0) + held.size_bytes
+            self._count(held, 1)
+
+    def _count(self, held: _Held, sign: int) -> None:
+        for counts, amount in (
+            (self._by_disk, held.unrecorded_bytes),
+            (self._unwritten, held.unwritten_bytes),
+            (self._files, 1),
+        ):
+            counts[held.disk] = counts.get(held.disk, 0) + sign * amount
 
     # -- whose turn it is
 

@@ -28,6 +28,8 @@ PATH_BYTES_MAX = 4095
 LIST_MAX = 256
 OP_TIMEOUT_S_MIN, OP_TIMEOUT_S_MAX = 0.01, 3600.0
 NEGATIVE_TTL_S_MAX = 86_400.0
+LEASE_TTL_S_MAX = 3600.0
+PIN_CHARS_MAX = 255
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
 
 
@@ -86,6 +88,15 @@ def _temp_pattern(text: str) -> str:
         temp_pattern(text)
     except ValueError as exc:
         raise ValueError(f"{exc}; write one like '(?P<final>.+)\\.part'") from exc
+    return text
+
+
+def _pin(text: str) -> str:
+    _clean(text)
+    if not text.strip("/"):
+        raise ValueError(f"{show(text)} names no file; write a name or a path, * for any part")
+    if len(text) > PIN_CHARS_MAX:
+        raise ValueError(f"pattern of {len(text)} characters; use at most {PIN_CHARS_MAX}")
     return text
 
 
@@ -152,6 +163,13 @@ Seconds = Annotated[
 ]
 
 
+Percentage = Annotated[
+    float,
+    BeforeValidator(quantities.parse_percentage),
+    PlainSerializer(quantities.format_percentage, return_type=str),
+]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True
@@ -201,8 +219,25 @@ class PoolSettings(_Section):
 
 
 class SpaceSettings(_Section):
-    """Room that is kept, and what ``statfs`` calls available."""
+    """Room that is kept, what goes to make room, and what ``statfs`` calls available.
 
+    Above *high_watermark* a disk is cleaned down to *low_watermark*; *lease_ttl* seconds is how
+    long a lookup that said yes stays true; a temp that nobody has open goes after *temp_max_age*.
+    """
+
+    high_watermark: Percentage = 0.9
+    low_watermark: Percentage = 0.8
+    lease_ttl: Annotated[
+        Seconds, _within(0, LEASE_TTL_S_MAX, quantities.format_duration)
+    ] = 10.0
+    temp_max_age: Annotated[
+        Seconds, _within(1, quantities.DURATION_S_MAX, quantities.format_duration)
+    ] = 3600.0
+    pin: Annotated[
+        tuple[Annotated[str, AfterValidator(_pin)], ...], BeforeValidator(_tuple)
+    ] = ("config.json",)
+    eviction: Literal["lru", "s3fifo"] = "lru"
+    stale_first: bool = True
     reserve: Annotated[
         Reserve, BeforeValidator(_reserve), PlainSerializer(_reserve_text, return_type=str)
     ] = Reserve(ratio=0.02)
@@ -227,6 +262,20 @@ class ControlSettings(_Section):
     """Where the command line finds the daemon; empty *socket*: in the pool's run directory."""
 
     socket: PathOrNothing = ""
+
+
+def space_conflicts(space: SpaceSettings) -> list[tuple[str, str]]:
+    """Return (key, problem) of watermarks and reserve that leave each other no room."""
+    low, high = space.low_watermark, space.high_watermark
+    shown = quantities.format_percentage
+    found = []
+    if not 0 < low < high:
+        problem = f"{shown(low)} is not below the high watermark {shown(high)}; write less"
+        found.append(("space.low_watermark", problem))
+    if high + space.reserve.ratio > 1:
+        problem = f"{shown(high)} and the reserve are more than the disk; write less"
+        found.append(("space.high_watermark", problem))
+    return found
 
 
 def conflicts(pool: PoolSettings, control: ControlSettings) -> list[tuple[str, str]]:

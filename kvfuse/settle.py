@@ -19,6 +19,7 @@ from kvfuse import namespace, records
 from kvfuse.carriers import Carriers
 from kvfuse.intents import Create, Intent, Link, Move, Swap, Unlink, disks_of
 from kvfuse.records import Label, Node, State
+from kvfuse.routing import is_temp
 from kvfuse.state import PoolState
 from kvfuse.transaction import Txn
 
@@ -123,14 +124,21 @@ def finish_move(
             woken = [target.disk] if chore else []
         moved = namespace.move_name(txn, source, old, new)._replace(
             size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
-            ctime_ns=state.now_ns(), generation=intent.generation, access=intent.generation,
+            ctime_ns=state.now_ns(), generation=intent.generation,
             state=State.PENDING if pending else State.COMMITTED,
             flags=namespace.moved_flags(state, source, intent.name),
         )  # fmt: skip
+        moved = moved._replace(access=state.place(moved, intent.generation))
         txn.put_node(moved, source)
         for directory in {intent.parent, intent.new_parent}:
             state.touch_dir(txn, directory, moved.ctime_ns)
         _done(state, txn, 0, intent)
+    # Whoever asked for its temp name did not ask for it; who asked for the target did.
+    was_temp = not source.access or is_temp(intent.name, patterns=state.rules.temp_patterns)
+    if was_temp and not pending and target is None:
+        state.leases.committed(source.id)
+    else:
+        state.leases.accessed(source.id)
     state.wake(woken)
     return True
 

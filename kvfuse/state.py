@@ -18,22 +18,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from kvfuse import placement, records
+from kvfuse import eviction, placement, records
 from kvfuse.accesses import Accesses
 from kvfuse.admission import Kind, kind_of
 from kvfuse.carriers import Carriers
 from kvfuse.catalog import Catalog
 from kvfuse.disk import Disk
 from kvfuse.diskset import Slot
+from kvfuse.eviction import Pins, Watermarks
+from kvfuse.ghosts import Ghosts
 from kvfuse.handles import Handles
 from kvfuse.handletable import HandleTable
 from kvfuse.health import Health, fault_of
 from kvfuse.inflight import Inflight
 from kvfuse.intents import Intent, disks_of
+from kvfuse.leases import Leases
 from kvfuse.locks import KeyedLocks
 from kvfuse.numbers import Numbers
 from kvfuse.records import Node
 from kvfuse.reservations import Reservations
+from kvfuse.room import Rooms
 from kvfuse.routing import TempPattern, routing_name
 from kvfuse.topology import Member
 from kvfuse.transaction import Txn
@@ -54,6 +58,13 @@ class Rules:
     temp_patterns: Sequence[TempPattern]
     reserve_bytes: Callable[[int], int]  # capacity of a disk -> bytes never handed out
     op_timeout_s: float
+    watermarks: Watermarks
+    lease_ttl_s: float
+    temp_max_age_s: float
+    pins: Pins
+    eviction: str  # the policy's name
+    stale_first: bool
+    counts_evictable: bool  # statfs calls available what would be evicted
 
 
 class Keeper(Protocol):
@@ -124,7 +135,13 @@ class PoolState:
         self._capacities: dict[int, int] = {}  # these, and what the pool had there then
         self.reservations = Reservations()
         self.numbers = Numbers(catalog)
-        self.accesses = Accesses(catalog, self.numbers)
+        self.order = eviction.POLICIES[rules.eviction]
+        self.ghosts = Ghosts()
+        self.accesses = Accesses(catalog, self.numbers, self.order)
+        self.leases = Leases(rules.lease_ttl_s)
+        self.rooms = Rooms(self.reservations, rules.reserve_bytes, rules.watermarks)
+        # Have the kernel forget (disk, parent, name); then call back. None: nobody can.
+        self.expire: Callable[[int, int, bytes, Callable[[], None]], None] | None = None
         self.next_id = self.numbers.next_id
         self.generation = self.numbers.generation
 
@@ -197,10 +214,13 @@ class PoolState:
 
     # -- placement
 
-    def candidates(self, parent: int, name: bytes, *, promise: bool = False) -> list[int]:
+    def candidates(
+        self, parent: int, name: bytes, *, promise: bool = False, even_full: bool = False
+    ) -> list[int]:
         """Return the numbers of the disks a new file may go to, best first.
 
-        With *promise* the first one will be first as well when the file is made.
+        With *promise* the first one will be first as well when the file is made; with *even_full*
+        those are among them where room has to be made first.
         """
         if self.rules.policy.has_owners:
             ranked = placement.candidates(
@@ -211,7 +231,12 @@ class PoolState:
         slots = (self._by_id.get(disk_id) for disk_id in ranked)
         able = [slot for slot in slots if slot is not None and slot.disk and slot.health.writable]
         # As last measured by the upkeep: a placement must not wait for a disk.
-        found = [s.number for s in able if self._room.get(s.number, 1) > 0 and s.health.schedulable]
+        found = [
+            s.number
+            for s in able
+            if (self._room.get(s.number, 1) > 0 and s.health.schedulable)
+            or (even_full and s.health.takes_files)
+        ]
         if promise and found and not self.rules.policy.has_owners:
             self.reservations.promise((parent, name), found[0])
         return found
@@ -263,6 +288,16 @@ class PoolState:
             ranked = (first, *(disk_id for disk_id in ranked if disk_id != first))
         return ranked
 
+    def place(self, node: Node, number: int) -> int:
+        """Return the place of a file that is committed now in the order of its disk.
+
+        *number* is higher than all before. Its name is the new one.
+        """
+        if node.access:
+            return self.order.accessed(node.access, records.hits_of(node.flags), number)[0]
+        was_ghost = self.order.uses_ghosts and self.ghosts.take(node.parent, node.name)
+        return self.order.committed(number, was_ghost=was_ghost)
+
     def measure_room(self, number: int) -> None:
         """Ask a disk whether it has room for new files; may block on it."""
         slot = self.slots[number]
@@ -270,6 +305,7 @@ class PoolState:
             return
         with self.on(number):
             space = slot.disk.space()
+        self.rooms.measured(number, space, slot.disk.filesystem)
         reserve_bytes = self.rules.reserve_bytes(space.capacity_bytes)
         room = space.available_bytes > reserve_bytes and (
             space.inodes_total == 0 or space.inodes_free > 0

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import lmdb
 
 from kvfuse import records
+from kvfuse.eviction import MAIN
 from kvfuse.intents import (
     Chore,
     Intent,
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _USAGE = struct.Struct("<qq")
 _OF_STALE = b"s"  # appended to the key of a disk's usage
+_OF_MAIN = b"m"
 _CHORE_KEY = struct.Struct(">HQ")
 _U16 = struct.Struct(">H")
 _RESULT = struct.Struct("<QQQ")  # number, unique of a request, id of what it made
@@ -96,7 +98,10 @@ class Txn:
 
     def count(self, disk: int, files: int, blocks: int) -> None:
         """Add to the usage of a disk what was put by a cursor."""
-        delta = self._deltas.setdefault(_U16.pack(disk), [0, 0])
+        self._add(_U16.pack(disk), files, blocks)
+
+    def _add(self, key: bytes, files: int, blocks: int) -> None:
+        delta = self._deltas.setdefault(key, [0, 0])
         delta[0] += files
         delta[1] += blocks
 
@@ -182,6 +187,10 @@ class Txn:
         """Return (files, 512-byte blocks) that stale records put on *disk*."""
         return self._usage(_U16.pack(disk) + _OF_STALE)
 
+    def main_usage(self, disk: int) -> tuple[int, int]:
+        """Return (files, 512-byte blocks) of *disk* that are in the second queue of its order."""
+        return self._usage(_U16.pack(disk) + _OF_MAIN)
+
     def _usage(self, key: bytes) -> tuple[int, int]:
         value = self._txn.get(key, db=self._db[b"usage"])
         return (0, 0) if value is None else cast(tuple[int, int], _USAGE.unpack(value))
@@ -228,6 +237,17 @@ class Txn:
             if isinstance(chore, Unlink):
                 found.setdefault(chore.path, set()).add(_CHORE_KEY.unpack(key)[0])
         return found
+
+    def recent(self, disk: int, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[int, int]]:
+        """Yield (place, id) of the committed files of *disk* behind *after*; stale ones have 0."""
+        cursor = self._txn.cursor(db=self._db[b"recency"])
+        if not cursor.set_range(records.recency_key(disk, after[0], after[1] + 1)):
+            return
+        for key in cursor.iternext(values=False):
+            number, place, node_id = records.unpack_recency(key)
+            if number != disk:
+                return
+            yield place, node_id
 
     def intents(self) -> list[tuple[int, Intent]]:
         """Return (number, intent) of all that were said and not finished, oldest first."""
@@ -382,9 +402,9 @@ class Txn:
     def _count(self, node: Node, sign: int) -> None:
         if node.disk != records.NO_DISK:
             key = _U16.pack(node.disk) + (_OF_STALE if node.is_stale else b"")
-            delta = self._deltas.setdefault(key, [0, 0])
-            delta[0] += sign
-            delta[1] += sign * node.blocks
+            self._add(key, sign, sign * node.blocks)
+            if node.access & MAIN and node.is_evictable and not node.is_stale:
+                self._add(_U16.pack(node.disk) + _OF_MAIN, sign, sign * node.blocks)
 
     def put_link(self, node_id: int, parent: int, name: bytes) -> None:
         """Add a further name of a file."""
@@ -469,7 +489,7 @@ class Txn:
 def _recency(node: Node | None) -> bytes | None:
     if node is None or not node.is_evictable:
         return None
-    return records.recency_key(node.disk, node.access, node.id)
+    return records.recency_key(node.disk, 0 if node.is_stale else node.access, node.id)
 
 
 def no_room(exc: lmdb.Error) -> OSError:

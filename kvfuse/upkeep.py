@@ -11,10 +11,12 @@ import time
 
 from kvfuse import durability
 from kvfuse.carriers import Carriers
+from kvfuse.evictor import Evictor
 from kvfuse.inflight import threads_of
 from kvfuse.recovery import readmit, settle_left
 from kvfuse.resume import answers
 from kvfuse.state import PoolState
+from kvfuse.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,15 @@ class Upkeep:
         self._threads.append(
             threading.Thread(target=self._catalog_loop, daemon=True, name="upkeep-catalog")
         )
+        self.tasks = Tasks(state.next_id())
+        self.evictors = {n: Evictor(state, n, self.tasks) for n in state.carriers}
+        state.rooms.urge = lambda number: self.evictors[number].wake()
+        self._threads += [
+            threading.Thread(
+                target=evictor.run, args=(self._stopping,), daemon=True, name=f"evictor-{number}"
+            )
+            for number, evictor in self.evictors.items()
+        ]
 
     def start(self) -> None:
         """Start."""
@@ -52,6 +63,8 @@ class Upkeep:
         self._stopping.set()
         for event in self._state.work.values():
             event.set()
+        for evictor in self.evictors.values():
+            evictor.wake()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -61,7 +74,6 @@ class Upkeep:
         work = state.work[number]
         plan = _SyncPlan(time.monotonic(), state.rules.op_timeout_s)
         while not self._stopping.is_set():
-            self._measure_room(number)
             is_woken = work.wait(min(plan.wait_s(time.monotonic()), ROOM_INTERVAL_S))
             if self._stopping.is_set():
                 return
@@ -79,11 +91,6 @@ class Upkeep:
             generation = plan.due(time.monotonic(), state.numbers.last_generation())
             if generation is not None:
                 self._sync(number, carriers, generation)
-
-    def _measure_room(self, number: int) -> None:
-        if self._state.slots[number].health.readable:
-            with contextlib.suppress(OSError):  # noted in the disk's health
-                self._state.measure_room(number)
 
     def _try_readmit(self, number: int, carriers: Carriers) -> None:
         """Wait a moment; take a fenced disk back when no call of anybody hangs on it."""

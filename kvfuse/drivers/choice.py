@@ -79,6 +79,7 @@ class _Direct:
         self._options = session.DirectOptions(
             access=config.pool.access,
             negative_ttl_s=config.metadata_cache.negative_ttl_secs,
+            entry_timeout_s=min(1.0, config.space.lease_ttl),
             op_timeout_s=config.health.op_timeout,
             passthrough=os.environ.get(PASSTHROUGH_SWITCH) != "off",
         )
@@ -116,6 +117,7 @@ class _Pyfuse3:
         self._options = MountOptions(
             access=config.pool.access,
             negative_ttl_s=config.metadata_cache.negative_ttl_secs,
+            entry_timeout_s=min(1.0, config.space.lease_ttl),
             op_timeout_s=config.health.op_timeout,
         )
 

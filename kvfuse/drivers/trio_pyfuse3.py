@@ -95,6 +95,7 @@ async def serve(
         negative_s=options.negative_ttl_s,
         op_s=options.op_timeout_s,
     )
+    pool.kernel_answers(options.entry_timeout_s)
     operations = PoolOperations(pool, timeouts=timeouts, counters=counters or RequestCounters())
     _mount(operations, mountpoint, options)
     try:

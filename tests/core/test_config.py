@@ -50,6 +50,10 @@ def test_only_the_disks_are_needed():
     assert not config.pool.allow_shared_device
     assert config.space.reserve == Reserve(ratio=0.02)
     assert config.space.statfs == "evictable"
+    assert (config.space.high_watermark, config.space.low_watermark) == (0.9, 0.8)
+    assert (config.space.lease_ttl, config.space.temp_max_age) == (10.0, 3600.0)
+    assert config.space.pin == ("config.json",)
+    assert (config.space.eviction, config.space.stale_first) == ("lru", True)
     assert config.metadata_cache.negative_ttl_secs == 1
     assert config.health.op_timeout == 5
     assert config.socket_path("p") == "/run/kvfuse/p/control.sock"
@@ -77,6 +81,13 @@ def test_every_key_is_read():
         [space]
         reserve = "1.5G"
         statfs = "physical"
+        high_watermark = "70%"
+        low_watermark = "60.5%"
+        lease_ttl = "2s"
+        temp_max_age = "5m"
+        pin = ["*.cfg", "a/b"]
+        eviction = "s3fifo"
+        stale_first = false
         [metadata_cache]
         negative_ttl_secs = 0
         [health]
@@ -93,6 +104,10 @@ def test_every_key_is_read():
     patterns = config.pool.routing_patterns()
     assert final_name(b"x.bin.part", patterns=patterns) == b"x.bin"
     assert config.space.reserve == Reserve(size_bytes=3 << 29)
+    assert (config.space.high_watermark, config.space.low_watermark) == (0.7, 0.605)
+    assert (config.space.lease_ttl, config.space.temp_max_age) == (2.0, 300.0)
+    assert config.space.pin == ("*.cfg", "a/b")
+    assert (config.space.eviction, config.space.stale_first) == ("s3fifo", False)
     assert config.metadata_cache.negative_ttl_secs == 0
     assert config.health.op_timeout == 0.25
     assert config.socket_path("p") == "/r/s.sock"

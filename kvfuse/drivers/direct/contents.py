@@ -160,7 +160,10 @@ class Contents:
         """Take the open *fh* in; return the flags and the backing id of its reply."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         fd = self._pool.fd(fh)
-        open_flags, backing_id = self._modes.opened(node, fh, fd, writable=writable)
+        tight = writable and self._pool.is_tight(fh)
+        open_flags, backing_id = self._modes.opened(
+            node, fh, fd, writable=writable, mediated=tight
+        )
         self._pool.handles.note_backing(fh, backing_id or MEDIATED)
         self._files[fh] = (node, fd)
         self._warm.add(node)
@@ -189,8 +192,10 @@ class Contents:
         args: Create = request.args
         temp = routing.is_temp(args.name)
         open_flags, backing_id = self._opened(node.id, fh, args.flags, temp=temp)
-        # A temp is renamed at once, and without a timeout the kernel would look it up again first.
-        timeouts = self._timeouts if temp else self._created
+        # A temp is renamed at once, and without a timeout the kernel would look it up again first;
+        # but then it answers for the final name by itself, and an eviction has to wait for that.
+        keeps = temp and not self._pool.answers_quietly
+        timeouts = self._timeouts if keeps else self._created
         return replies.created(request.unique, node, timeouts, fh, open_flags, backing_id)
 
     def _tmpfile(self, request: Request) -> bytes:
@@ -246,9 +251,12 @@ class Contents:
         try:
             while size < len(data):
                 size += os.pwrite(fd, data[size:] if size else data, args.offset + size)
-        except OSError:
-            if size == 0:  # asked again through the pool, which notes what its disks do
-                size = self._pool.write(args.fh, args.offset, bytes(data))
+        except OSError:  # asked again through the pool, which notes what its disks do
+            try:
+                size += self._pool.write(args.fh, args.offset + size, bytes(data[size:]))
+            except OSError:
+                if size == 0:
+                    raise
         return replies.size(request.unique, size)
 
     def _flush(self, request: Request) -> bytes:

@@ -25,7 +25,8 @@ from kvfuse.drivers.direct.protocol import (
 )
 from kvfuse.drivers.direct.replies import Timeouts
 from kvfuse.pool import AttrChanges, Pool
-from kvfuse.records import NAME_BYTES_MAX, NO_DISK, Caller, DirEntry, Node
+from kvfuse.records import NAME_BYTES_MAX, NO_DISK, Caller, DirEntry, Node, State
+from kvfuse.routing import is_temp
 
 _BLOCK_BYTES = 4096  # unit of statfs
 
@@ -62,6 +63,7 @@ class Names:
     def __init__(self, pool: Pool, *, timeouts: Timeouts, negative: Timeouts) -> None:
         self._pool = pool
         self._timeouts = timeouts
+        self._created = timeouts._replace(entry_s=0, entry_ns=0)
         self._negative = negative
         self._keeps_negative = negative.entry_s > 0 or negative.entry_ns > 0
 
@@ -103,6 +105,8 @@ class Names:
             return self._lookup_dots(request)
         node = self._pool.lookup(request.node, name)
         if node is not None:
+            if self._pool.answers_quietly and (node.state == State.PENDING or is_temp(name)):
+                return replies.entry(request.unique, node, self._created)
             return replies.entry(request.unique, node, self._timeouts)
         if self._keeps_negative:
             return replies.no_entry(request.unique, self._negative)
@@ -155,7 +159,7 @@ class Names:
         check_name(args.name)
         caller = caller_of(request, args.umask)
         node = self._pool.mknod(request.node, args.name, args.mode, caller)
-        return replies.entry(request.unique, node, self._timeouts)
+        return replies.entry(request.unique, node, self._created)
 
     def _mkdir(self, request: Request) -> bytes:
         args: MkDir = request.args

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from kvfuse.drivers.direct import abi, replies
 from kvfuse.drivers.direct.negotiation import Agreement
@@ -30,13 +31,16 @@ _NOTHING_TO_DO = (errno.ENOENT, errno.ENOTDIR, errno.EBUSY, errno.ENODEV)
 _Key = tuple[int, bytes | None]  # parent and name, or node id and None for its attributes
 
 
+_Message = tuple[bytes, tuple[Callable[[], None], ...]]  # and who is told when it was sent
+
+
 class _Queue:
     """The notifications of one disk. A key stands in it once; the later message wins."""
 
     __slots__ = ("busy_parents", "messages", "since_s", "threads")
 
     def __init__(self) -> None:
-        self.messages: OrderedDict[_Key, bytes] = OrderedDict()
+        self.messages: OrderedDict[_Key, _Message] = OrderedDict()
         self.busy_parents: set[int] = set()  # one outstanding for each: the next would wait anyway
         self.threads = 0
         self.since_s = 0.0  # when a thread last took a message
@@ -57,10 +61,19 @@ class Notices:
         """Drop *name* in *parent*: what it names has changed."""
         self._put(disk, (parent, name), replies.invalidate_entry(parent, name, 0))
 
-    def name_expired(self, disk: int | None, parent: int, name: bytes) -> None:
-        """Make the kernel ask for *name* again, but keep what is open below it."""
+    def name_expired(
+        self,
+        disk: int | None,
+        parent: int,
+        name: bytes,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Make the kernel ask for *name* again, but keep what is open below it.
+
+        *done* is called when the kernel has been told; not at all if that had to be given up.
+        """
         flags = abi.EXPIRE_ONLY if self._agreement.has_expire_only else 0
-        self._put(disk, (parent, name), replies.invalidate_entry(parent, name, flags))
+        self._put(disk, (parent, name), replies.invalidate_entry(parent, name, flags), done)
 
     def attributes_changed(self, disk: int | None, node_id: int) -> None:
         """Make the kernel ask for the attributes of *node_id* again."""
@@ -76,7 +89,13 @@ class Notices:
         self._send(replies.invalidate_all_entries())
         return True
 
-    def _put(self, disk: int | None, key: _Key, message: bytes) -> None:
+    def _put(
+        self,
+        disk: int | None,
+        key: _Key,
+        message: bytes,
+        done: Callable[[], None] | None = None,
+    ) -> None:
         with self._mutex:
             queue = self._queues.get(disk)
             if queue is None:
@@ -89,7 +108,8 @@ class Notices:
                 else:  # the oldest is nearest to its timeout, which is the bound then
                     queue.messages.popitem(last=False)
             if not (overflow and self._agreement.has_epoch):
-                queue.messages[key] = message
+                told = queue.messages[key][1] if key in queue.messages else ()
+                queue.messages[key] = message, told if done is None else (*told, done)
             hire = self._wants_thread(queue)
             queue.threads += hire
         if overflow:
@@ -114,19 +134,25 @@ class Notices:
                 if key is None:
                     queue.threads -= 1
                     return
-                message = queue.messages.pop(key)
+                message, told = queue.messages.pop(key)
                 queue.busy_parents.add(key[0])
                 queue.since_s = time.monotonic()
             try:
-                self._send(message)
+                if self._send(message):
+                    for done in told:
+                        done()
             finally:
                 with self._mutex:
                     queue.busy_parents.discard(key[0])
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> bool:
+        """Tell the kernel; return whether it knows now."""
+        self.sent += 1
         try:
             os.write(self._fd, message)
         except OSError as exc:
             if exc.errno not in _NOTHING_TO_DO:
                 log.warning("a notification was refused: %s", exc.strerror)
-        self.sent += 1
+                return False
+            return exc.errno == errno.ENOENT  # else the name may be there, and be kept
+        return True

@@ -101,10 +101,13 @@ class DataModes:
                 return UNDECIDED
             return MEDIATED if inode.backing_id == _MEDIATED else inode.backing_id
 
-    def opened(self, node_id: int, fh: int, fd: int, *, writable: bool) -> tuple[int, int]:
+    def opened(
+        self, node_id: int, fh: int, fd: int, *, writable: bool, mediated: bool = False
+    ) -> tuple[int, int]:
         """Return (FOPEN flags, backing id) for the reply to a new open *fh* of *node_id*.
 
-        *fd* is the file on its disk; it is not kept.
+        *fd* is the file on its disk; it is not kept. With *mediated* what a writer writes comes
+        through here in any case.
         """
         with self._mutex:
             inode = self._inodes.get(node_id)
@@ -113,7 +116,7 @@ class DataModes:
             inode.handles.add(fh)
         if inode.backing_id == _MEDIATED:
             return _MEDIATED_FLAGS, 0
-        if writable and self._mediates_writers:
+        if writable and (mediated or self._mediates_writers):
             return abi.OPEN_PASSTHROUGH | abi.OPEN_DIRECT_IO, inode.backing_id
         return abi.OPEN_PASSTHROUGH, inode.backing_id
 

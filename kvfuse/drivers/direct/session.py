@@ -181,6 +181,9 @@ class DirectSession:
         # bytes pass the pool by, in the kernel or through here
         self._pool.data_in_kernel(on=True, passthrough=modes.obstacle is None)
         self.notices = Notices(fd, agreement)
+        self._pool.kernel_answers(
+            options.entry_timeout_s, self.notices.name_expired, can_be_quiet=True
+        )
         if modes.obstacle:
             log.info("files are read and written through the server: %s", modes.obstacle)
         return Crew(

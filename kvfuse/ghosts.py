@@ -1,0 +1,29 @@
+"""Names of files that went lately, for policies that ask: hashes only, a bounded number of them.
+
+Concurrency: one mutex.
+"""
+
+import threading
+from collections import OrderedDict
+
+GHOSTS_MAX = 1 << 16
+
+
+class Ghosts:
+    """The last ``GHOSTS_MAX`` names; they do not outlive the server."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._names: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, parent: int, name: bytes) -> None:
+        """A file of this name went."""
+        with self._mutex:
+            self._names[hash((parent, name))] = None
+            if len(self._names) > GHOSTS_MAX:
+                self._names.popitem(last=False)
+
+    def take(self, parent: int, name: bytes) -> bool:
+        """Return whether a file of this name went lately, and forget it."""
+        with self._mutex:
+            return self._names.pop(hash((parent, name)), True) is None
