@@ -11,8 +11,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -22,33 +20,20 @@ from kvfuse import durability, records
 from kvfuse.catalog import Catalog
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.errors import CatalogDamagedError
-from kvfuse.health import Health
 from kvfuse.numbers import Numbers
 from kvfuse.records import NO_DISK, ROOT_ID, Node, State
-from kvfuse.scan import DiskScan, Findings
 from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
-_PROGRESS_INTERVAL_S = 0.5
+_SYNC_LAG = 120 * 1_000_000_000  # generations given after the last that is noted on a disk, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """A catalog that is ready: what was scanned for it, and how long that took."""
+def bring_up(disks: DiskSet, live: Path, snapshot: Path) -> Catalog:
+    """Return the catalog of the pool in directory *live*, a new one where none can be believed.
 
-    catalog: Catalog
-    findings: dict[str, Findings]
-    seconds: float
-
-
-def bring_up(
-    disks: DiskSet, live: Path, snapshot: Path, progress: Callable[[str], None]
-) -> Brought:
-    """Return the catalog of the pool in directory *live*, rebuilt by a scan where it must be.
-
-    The disks get the numbers the catalog knows them by.
+    The disks get the numbers the catalog knows them by. Which of them have to be scanned, and how,
+    is in the catalog.
     """
-    began_s = time.monotonic()
     catalog = _trusted(live, disks, same_boot=True)
     if catalog is None and snapshot.is_dir():
         _set_aside(live)
@@ -61,11 +46,16 @@ def bring_up(
         catalog = Catalog(live)
         _make_root(catalog)
     _attach(catalog, disks)
-    numbers = Numbers(catalog, floor=disks.session)
-    findings = _scan(catalog, disks, numbers, progress)
+    numbers = Numbers(catalog, floor=max(disks.session, _highest_noted(disks)))
     with catalog.write() as txn:
         txn.put_meta(b"floor", b"%d" % numbers.floor())
-    return Brought(catalog, findings, time.monotonic() - began_s)
+    return catalog
+
+
+def _highest_noted(disks: DiskSet) -> int:
+    """Return a number above all ever given, as far as disks know: a clock may have gone back."""
+    noted = [durability.read_synced(slot.disk) for slot in disks.slots if slot.disk is not None]
+    return max((note.generation + _SYNC_LAG for note in noted if note is not None), default=0)
 
 
 def _trusted(path: Path, disks: DiskSet, *, same_boot: bool) -> Catalog | None:
@@ -116,7 +106,7 @@ def _attach(catalog: Catalog, disks: DiskSet) -> None:
     """
     with catalog.write() as txn:
         known = {disk_id: number for number, disk_id in txn.disks().items()}
-        scans = _scans(txn)
+        wanted = scans(txn)
         for slot in disks.slots:
             if slot.disk_id not in known:
                 number = max(known.values(), default=-1) + 1
@@ -124,85 +114,34 @@ def _attach(catalog: Catalog, disks: DiskSet) -> None:
                     raise CatalogDamagedError("catalog: more disks than there are numbers")
                 txn.put_disk(number, slot.disk_id)
                 known[slot.disk_id] = number
-                scans[slot.disk_id] = _how_to_scan(slot, disks)
-        _put_scans(txn, scans)
+                wanted[slot.disk_id] = _how_to_scan(slot, disks)
+        put_scans(txn, wanted)
         txn.put_meta(b"boot_id", durability.boot_id().encode())
         txn.put_meta(b"session", b"%d" % disks.session)
         txn.put_meta(b"clean", b"0")
     disks.renumber(known)
 
 
-class _Scan(StrEnum):
-    """How a disk is to be scanned, in the order in which disks are."""
+class How(StrEnum):
+    """How a disk is to be scanned."""
 
     LIVE = "live"
     ADOPT = "adopt"
     STALE = "stale"
 
 
-def _how_to_scan(slot: Slot, disks: DiskSet) -> _Scan:
+def _how_to_scan(slot: Slot, disks: DiskSet) -> How:
     if slot.is_new:
-        return _Scan.ADOPT
+        return How.ADOPT
     # The pool may have lived on without it: what was removed meanwhile must not come back.
-    return _Scan.STALE if slot.session < disks.last_session else _Scan.LIVE
+    return How.STALE if slot.session < disks.last_session else How.LIVE
 
 
-def _scans(txn: Txn) -> dict[str, _Scan]:
+def scans(txn: Txn) -> dict[str, How]:
     """Return the disks that have to be scanned, and how."""
-    return msgspec.json.decode(txn.meta(b"scans") or b"{}", type=dict[str, _Scan])
+    return msgspec.json.decode(txn.meta(b"scans") or b"{}", type=dict[str, How])
 
 
-def _put_scans(txn: Txn, scans: dict[str, _Scan]) -> None:
-    txn.put_meta(b"scans", msgspec.json.encode(scans))
-
-
-def _scan(
-    catalog: Catalog, disks: DiskSet, numbers: Numbers, progress: Callable[[str], None]
-) -> dict[str, Findings]:
-    """Scan the disks the catalog knows nothing of."""
-    with catalog.read() as txn:
-        scans = _scans(txn)
-    slots = [slot for slot in disks.slots if slot.disk is not None and slot.disk_id in scans]
-    findings: dict[str, Findings] = {}
-    for slot in sorted(slots, key=lambda slot: list(_Scan).index(scans[slot.disk_id])):
-        how = scans[slot.disk_id]
-        before = sum(found.files for found in findings.values())
-        scan = DiskScan(
-            catalog, numbers, slot, adopting=how is _Scan.ADOPT, stale=how is _Scan.STALE,
-            progress=_Progress(slot.path, before, progress),
-        )  # fmt: skip
-        try:
-            findings[slot.disk_id] = scan.run()
-        except OSError as exc:
-            _give_up(slot, f"cannot be scanned: {exc.strerror}")
-            continue
-        del scans[slot.disk_id]
-        with catalog.write() as txn:
-            _put_scans(txn, scans)
-        _log.info("disk %s: scanned: %s", slot.path, findings[slot.disk_id])
-    return findings
-
-
-def _give_up(slot: Slot, reason: str) -> None:
-    """Do without a disk of which nothing is known; the next mount scans it."""
-    _log.warning("disk %s: %s", slot.path, reason)
-    assert slot.disk is not None, "only disks that are there are scanned"
-    slot.disk.close()
-    slot.disk = None
-    slot.health = Health.failed(reason, now_s=time.monotonic())
-
-
-class _Progress:
-    """Tells how many files were found, at once and then twice a second."""
-
-    def __init__(self, path: str, before: int, tell: Callable[[str], None]) -> None:
-        self._path = path
-        self._before = before
-        self._tell = tell
-        self._told_s = 0.0
-        self(0)
-
-    def __call__(self, files: int) -> None:
-        if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
-            self._told_s = time.monotonic()
-            self._tell(f"scanning {self._path}: {self._before + files} files found")
+def put_scans(txn: Txn, wanted: dict[str, How]) -> None:
+    """Note the disks that have to be scanned, and how."""
+    txn.put_meta(b"scans", msgspec.json.encode(wanted))

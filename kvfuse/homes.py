@@ -29,7 +29,6 @@ def judge_homes(
     with state.catalog.read() as txn:
         if (txn.meta(_META) or b"") == judged_by:
             return
-    by_id = {disk_id: number for number, disk_id in _numbers(state).items()}
     last, count = 0, 0
     while True:
         with state.catalog.read() as txn:
@@ -37,7 +36,7 @@ def judge_homes(
         if not nodes:
             break
         last, count = nodes[-1].id, count + len(nodes)
-        marked = [_judged(state, node, by_id) for node in nodes]
+        marked = [_judged(state, node) for node in nodes]
         with state.catalog.write() as txn:
             for node, now in zip(nodes, marked, strict=True):
                 if now is not node:
@@ -57,17 +56,18 @@ def _rules_mark(state: PoolState, topology_id: str) -> bytes:
     return blake3(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
 
 
-def _numbers(state: PoolState) -> dict[int, str]:
-    with state.catalog.read() as txn:
-        return txn.disks()
+def is_elsewhere(state: PoolState, place: tuple[int, bytes], number: int) -> bool:
+    """Whether displaced files are not served, and the owner of *place* is not disk *number*."""
+    if state.rules.serve_displaced:
+        return False
+    slot = state.slots.get(number)
+    return slot is None or state.owner(*place) != slot.disk_id
 
 
-def _judged(state: PoolState, node: Node, by_id: dict[str, int]) -> Node:
+def _judged(state: PoolState, node: Node) -> Node:
     if node.disk == NO_DISK:
         return node
     flags = node.flags & ~records.STALE
-    if not state.rules.serve_displaced and not flags & records.RESIDENT:
-        owner = state.owner(node.parent, node.name)
-        if owner is None or by_id.get(owner) != node.disk:
-            flags |= records.STALE
+    if not flags & records.RESIDENT and is_elsewhere(state, (node.parent, node.name), node.disk):
+        flags |= records.STALE
     return node if flags == node.flags else node._replace(flags=flags)

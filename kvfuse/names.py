@@ -36,6 +36,9 @@ class Names:
     def lookup(self, parent: int, name: bytes) -> Node | None:
         """Return what a name stands for, None when there is nothing."""
         check_name(name)
+        arriving = self._state.arriving
+        if arriving is not None:
+            arriving.name(parent, name)
         with self._state.catalog.read() as txn:
             node = txn.child(parent, name)
         if node is None or not self._state.visible(node):
@@ -52,6 +55,7 @@ class Names:
         """Create a file, or open the one that is there; return its record and handle."""
         state = self._state
         check_new(parent, name)
+        state.arrive((parent, name))
         with state.locks.hold((parent, name), shared=(parent,)):
             with state.catalog.read() as txn:
                 directory = state.directory(txn, parent)
@@ -89,6 +93,7 @@ class Names:
         """Make a symbolic link."""
         state = self._state
         check_new(parent, name)
+        state.arrive((parent, name))
         with state.locks.hold((parent, name), shared=(parent,)):
             with state.catalog.read() as txn:
                 directory = state.directory(txn, parent)
@@ -211,6 +216,7 @@ class Names:
         """Remove a name of a file or symlink."""
         state = self._state
         check_name(name)
+        state.arrive((parent, name))
         with state.locks.hold((parent, name), shared=(parent,)):
             with state.catalog.read() as txn:
                 node = namespace.visible_child(state, txn, parent, name)
@@ -272,6 +278,7 @@ class Names:
         """Give a file one more name, on its own disk."""
         state = self._state
         check_new(parent, name)
+        state.arrive((parent, name))
         with state.locks.hold((parent, name), shared=(parent,)):
             for _ in range(_RETRIES):
                 with state.catalog.read() as txn:
@@ -327,6 +334,7 @@ class Names:
         """Make a directory: a record, and no disk is touched."""
         state = self._state
         check_new(parent, name)
+        state.arrive((parent, name))
         with state.locks.hold((parent, name), shared=(parent,)), state.catalog.write() as txn:
             directory = state.directory(txn, parent)
             inherited = directory.mode & stat.S_ISGID
@@ -343,10 +351,12 @@ class Names:
         """Remove an empty directory; its carriers go by and by."""
         state = self._state
         check_name(name)
+        state.arrive((parent, name))
         with state.catalog.read() as txn:
             seen = txn.entry(parent, name)
         if seen is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        state.arrive_all(seen[0])
         with (
             state.locks.hold((parent, name), seen[0], shared=(parent,)),
             state.catalog.write() as txn,

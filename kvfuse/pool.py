@@ -14,13 +14,15 @@ import errno
 import logging
 import os
 import resource
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvfuse import durability
+from kvfuse.arrivals import Arrivals
 from kvfuse.attributes import AttrChanges, Attributes
-from kvfuse.bringup import Brought, bring_up
+from kvfuse.bringup import bring_up
 from kvfuse.catalog import Catalog
+from kvfuse.cleanups import Cleanups
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet
 from kvfuse.eviction import Pins, Watermarks
@@ -33,6 +35,7 @@ from kvfuse.recovery import recover
 from kvfuse.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfuse.report import Report, StatFs
 from kvfuse.resume import restore_handles, write_facts
+from kvfuse.scanner import Scanner
 from kvfuse.state import Keeper, Outliving, PoolState, Rules
 from kvfuse.transaction import Txn
 from kvfuse.upkeep import Upkeep
@@ -44,16 +47,17 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _CARRIERS_SHARE = 4  # of the descriptors this process may have, one in four for carriers
 _STOP_TIMEOUT_S = 10.0
+READ_FOR_S = 0.1
 
 
 class Pool:
     """A mounted pool. Most verbs are those of the parts it is made of."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a line for each verb
         self,
         state: PoolState,
         disks: DiskSet,
-        brought: Brought,
+        arrivals: Arrivals,
         snapshot: Path,
         opens: dict[int, list[OpenSlot]],
     ) -> None:
@@ -64,8 +68,11 @@ class Pool:
         self._files = files = Files(state)
         names = Names(state, files)
         attributes = Attributes(state, files)
-        report = Report(state, disks, brought)
+        self._arrivals = arrivals
+        self._scanner = Scanner(state, arrivals, 0)
+        report = Report(state, disks, arrivals)
         self._upkeep = Upkeep(state)
+        cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
         self.create = names.create
@@ -94,16 +101,20 @@ class Pool:
         self.statfs = report.statfs
         self.status = report.status
         self.locate = report.locate
+        self.clean = cleanups.clean
+        self.tasks = cleanups.tasks
         self.note_timeout = state.note_timeout
         self.request = state.request
         self.handles = state.handles
         self._upkeep.start()
+        self._scanner.start()
 
     # -- reading
 
     def readdir(self, node_id: int, cookie: int, limit: int) -> list[DirEntry]:
         """Return up to *limit* entries with a cookie above *cookie*, in order of cookies."""
         state = self._state
+        state.arrive_all(node_id)
         found: list[DirEntry] = []
         with state.catalog.read() as txn:
             state.directory(txn, node_id)
@@ -168,10 +179,10 @@ class Pool:
     def sync(self) -> None:
         """Make everything durable that was finished before."""
         generation = self._state.numbers.last_generation()
-        for number, carriers in self._state.carriers.items():
+        for number in self._state.carriers:
             if self._state.slots[number].health.writable:
                 with self._state.on(number):
-                    durability.sync(carriers.disk, generation)
+                    self._state.sync(number, generation)
 
     # -- what a verb will block on
 
@@ -201,6 +212,19 @@ class Pool:
     def disk_of_handle(self, fh: int) -> int:
         """Return the number of the disk of an open file."""
         return self._state.handles.file(fh).disk
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all disks were read: until then no miss may be remembered by anybody."""
+        return self._state.arriving is None
+
+    def wait_complete(self, timeout_s: float) -> bool:
+        """Wait until all disks were read, as far as they let us; return whether they were."""
+        return self._scanner.wait(timeout_s)
+
+    def stewards(self) -> tuple[list[int], int]:
+        """Return the pids of the processes that read disks, and how often one was replaced."""
+        return self._scanner.pids(), self._scanner.restarts
 
     def result(self, unique: int) -> int | None:
         """Return the id a request of the server before made (0: none), None if it was not done."""
@@ -254,6 +278,8 @@ class Pool:
     def close(self, clean: bool = True) -> None:
         """Take the pool down; *clean* leaves a catalog that is believed after a boot."""
         state = self._state
+        self._scanner.stop(timeout_s=_STOP_TIMEOUT_S)
+        self._arrivals.save()
         self._upkeep.stop(timeout_s=_STOP_TIMEOUT_S)
         for file in state.handles.all():
             with contextlib.suppress(OSError):
@@ -280,7 +306,7 @@ class Pool:
                 continue
             try:
                 carriers.drain()
-                durability.sync(carriers.disk, generation)
+                self._state.sync(number, generation)
             except OSError as exc:
                 _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
 
@@ -294,13 +320,15 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     resume: bool = False,
     stuck_pids: Sequence[int] = (),
     keeper: Keeper | None = None,
+    read_for_s: float = READ_FOR_S,
 ) -> Pool:
     """Return the pool of *disks*: its catalog found or rebuilt, what was begun before finished.
 
     *progress* is told, about twice a second, how far a scan is. With *outlives* open files are kept
     where the next server finds them; with *resume* this is the next server, and threads of
     *stuck_pids* still hang inside system calls of the one before. *keeper* keeps descriptors of
-    files that nothing else would hold.
+    files that nothing else would hold. Disks that have to be read are, for *read_for_s*; after that
+    they are read while the pool serves.
 
     Raises:
         CatalogDamagedError: with *resume*, the catalog of the mount cannot be read.
@@ -309,14 +337,14 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     snapshot = Path(config.pool.state_dir) / disks.pool_id / "catalog"
     snapshot.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     if resume:
-        brought = Brought(Catalog(run_dir / "catalog"), {}, 0.0)
+        catalog = Catalog(run_dir / "catalog")
     else:
-        brought = bring_up(disks, run_dir / "catalog", snapshot, progress)
-        with brought.catalog.write() as txn:
+        catalog = bring_up(disks, run_dir / "catalog", snapshot)
+        with catalog.write() as txn:
             txn.forget_connection()
     table = HandleTable(run_dir / "handles", resume=resume) if outlives or resume else None
     state = PoolState(
-        brought.catalog,
+        catalog,
         disks.slots,
         disks.topology.members,
         _rules(config),
@@ -325,6 +353,7 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     )
     state.stuck_pids = list(stuck_pids)
     state.keeper = keeper
+    arrivals = Arrivals(state)
     opens: dict[int, list[OpenSlot]] = {}
     if resume:
         assert table is not None, "made above"
@@ -333,9 +362,21 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     else:
         recover(state)
         judge_homes(state, disks.topology.id, progress)
+        _read_small(arrivals, read_for_s)
         _vouch(state)
         write_facts(disks, run_dir)
-    return Pool(state, disks, brought, snapshot, opens)
+    return Pool(state, disks, arrivals, snapshot, opens)
+
+
+def _read_small(arrivals: Arrivals, budget_s: float) -> None:
+    """Read disks with few files before anybody asks: what is left is read while the pool serves."""
+    until_s = time.monotonic() + budget_s
+    for number, taker in sorted(arrivals.takers.items(), key=lambda item: item[1].terms.stale):
+        try:
+            if not arrivals.read_for(number, until_s - time.monotonic()) and not taker.terms.stale:
+                return
+        except OSError as exc:
+            _log.warning("disk %d: cannot be read: %s", number, exc.strerror)
 
 
 def _rules(config: Config) -> Rules:
@@ -370,7 +411,7 @@ def _vouch(state: PoolState) -> None:
         if state.slots[number].health.writable:
             try:
                 state.measure_room(number)
-                durability.sync(carriers.disk, state.numbers.last_generation())
+                state.sync(number, state.numbers.last_generation())
             except OSError as exc:
                 _log.warning("disk %s: %s", carriers.disk.path, exc.strerror)
                 state.note_error(number, exc.errno or errno.EIO)

@@ -43,6 +43,7 @@ class Renames:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         check_name(name)
         check_new(new_parent, new_name)
+        self._state.arrive((parent, name), (new_parent, new_name))
         for _ in range(_RETRIES):
             if self._try(parent, name, new_parent, new_name, flags):
                 return
@@ -53,6 +54,8 @@ class Renames:
         state = self._state
         with state.catalog.read() as txn:
             seen = txn.entry(parent, name), txn.entry(new_parent, new_name)
+        if seen[1] is not None and stat.S_ISDIR(seen[1][2]):
+            state.arrive_all(seen[1][0])
         has_dir = any(entry is not None and stat.S_ISDIR(entry[2]) for entry in seen)
         if has_dir and not self._tree.acquire(timeout=state.rules.op_timeout_s):
             raise OSError(errno.EIO, "another directory rename does not end")

@@ -3,11 +3,10 @@
 import errno
 import os
 import time
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from kvfuse import records
-from kvfuse.bringup import Brought
+from kvfuse.arrivals import Arrivals
 from kvfuse.disk import Space
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
@@ -34,10 +33,10 @@ class StatFs(NamedTuple):
 class Report:
     """Facts about a mounted pool."""
 
-    def __init__(self, state: PoolState, disks: DiskSet, brought: Brought) -> None:
+    def __init__(self, state: PoolState, disks: DiskSet, arrivals: Arrivals) -> None:
         self._state = state
         self._disks = disks
-        self._brought = brought
+        self._arrivals = arrivals
         self._disk_ids: dict[int, str] = {}
         self._backlog_seen: tuple[int, dict[bytes, set[int]]] = (-1, {})
 
@@ -51,11 +50,12 @@ class Report:
                 free_bytes += max(0, space.available_bytes - reserve_bytes)
                 inodes_free += space.inodes_free
         files, blocks = self._usage()
+        evictable_bytes = self._evictable_bytes() if self._state.rules.counts_evictable else 0
         free = free_bytes // STATFS_BLOCK_BYTES
         return StatFs(
             f_bsize=STATFS_BLOCK_BYTES, f_frsize=STATFS_BLOCK_BYTES,
             f_blocks=blocks * BLOCK_BYTES // STATFS_BLOCK_BYTES + free, f_bfree=free,
-            f_bavail=free, f_files=files + inodes_free, f_ffree=inodes_free,
+            f_bavail=free + evictable_bytes // STATFS_BLOCK_BYTES, f_files=files + inodes_free, f_ffree=inodes_free,
             f_favail=inodes_free, f_namemax=records.NAME_BYTES_MAX,
         )  # fmt: skip
 
@@ -68,6 +68,23 @@ class Report:
                 if slot.disk is not None and slot.health.readable
             ]
         return sum(files for files, _ in usages), sum(blocks for _, blocks in usages)
+
+    def _evictable_bytes(self) -> int:
+        """Return what would make room if it were needed: what is committed and not open now.
+
+        What is pinned counts, too: nobody keeps the sum of that.
+        """
+        total_bytes = 0
+        with self._state.catalog.read() as txn:
+            for slot in self._state.slots.values():
+                if slot.disk is not None and slot.health.writable:
+                    blocks = txn.usage(slot.number)[1] + txn.stale_usage(slot.number)[1]
+                    total_bytes += blocks * BLOCK_BYTES
+            for node_id in self._state.handles.ids():
+                node = txn.node(node_id)
+                if node is not None:
+                    total_bytes -= node.blocks * BLOCK_BYTES
+        return max(0, total_bytes)
 
     def _space(self, slot: Slot) -> Space | None:
         if slot.disk is None or not slot.health.readable:
@@ -98,16 +115,15 @@ class Report:
                 "placement": self._state.rules.policy.value,
                 "serve_displaced": self._state.rules.serve_displaced,
             },
-            "recovery": {
-                "state": "complete",
-                "files": sum(found.files for found in self._brought.findings.values()),
-                "seconds": round(self._brought.seconds, 3),
-                "disks": {k: asdict(v) for k, v in self._brought.findings.items()},
-            },
+            "recovery": self._arrivals.summary(),
             "space": {
                 "capacity_bytes": sum(row["capacity_bytes"] for row in seen),
                 "used_bytes": sum(row["used_bytes"] for row in seen),
                 "available_bytes": sum(row["free_bytes"] for row in seen),
+                "evictable_bytes": self._evictable_bytes(),
+                "high_watermark": self._state.rules.watermarks.high,
+                "low_watermark": self._state.rules.watermarks.low,
+                "rejected": self._state.rooms.rejected,
             },
             "catalog": {"bytes": self._state.catalog.bytes_used()},
             "open_files": len(self._state.handles),
@@ -145,6 +161,19 @@ class Report:
             "filesystem": None if slot.disk is None else slot.disk.filesystem,
         }
 
+    def _arrive(self, parts: list[bytes]) -> None:
+        """Look for a path on disks that are still being read."""
+        arriving, parent = self._state.arriving, ROOT_ID
+        if arriving is None:
+            return
+        for part in parts:
+            arriving.name(parent, part)
+            with self._state.catalog.read() as txn:
+                entry = txn.entry(parent, part)
+            if entry is None:
+                return
+            parent = entry[0]
+
     def locate(self, key: bytes) -> dict[str, Any]:
         """Return where the file at *key* is and why; ENOENT when the pool has nothing there.
 
@@ -152,6 +181,7 @@ class Report:
         """
         state = self._state
         parts = [part for part in key.split(b"/") if part]
+        self._arrive(parts)
         with state.catalog.read() as txn:
             node = txn.node(ROOT_ID)
             parent = ROOT_ID
@@ -181,7 +211,7 @@ class Report:
             "size_bytes": node.size,
             "last_access": node.atime_ns / 1e9,
             "state": "stale" if node.is_stale else State(node.state).name.lower(),
-            "pinned": False,
+            "pinned": state.rules.pins.hold(b"/".join(parts)),
             "stale_copies": sorted(self._disk_ids[number] for number in copies),
         }
 

@@ -23,11 +23,13 @@ _FILE_BITS = ~0o6000  # a file's mode without setuid and setgid, as the pool mak
 class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How what lies on a disk is to be understood.
 
-    *number* is the disk's in the catalog. *adopting* takes what has no label as a file of the pool;
-    *stale* says that nothing on the disk can be believed, because the pool lived on without it.
-    *believed* is the highest generation that reached the disk before the machine went down, None
-    when all did. What has an id from *floor* on was made while this scan ran: the catalog has it.
-    *singly*: every file is looked at by the server itself.
+    *number* is the disk's in the catalog. *adopting* makes all on it the pool's: labels mean
+    nothing there, for they may be another pool's, and each file gets one of this pool. *stale* says
+    that nothing on the disk can be believed, because the pool lived on without it: files, and
+    directories that no other disk vouches for, are removed. *believed* is the highest generation
+    that reached the disk before the machine went down, None when all did. What has an id from
+    *floor* on was made while this scan ran: the catalog has it. *singly*: every file is looked at by
+    the server itself.
     """
 
     number: int
@@ -36,16 +38,6 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     believed: int | None
     floor: int
     singly: bool = False
-
-
-class Garbage(msgspec.Struct, frozen=True, array_like=True):
-    """A file that is nobody's any more: torn, or of a time the pool lived on without its disk."""
-
-    parent: int
-    name: bytes
-    id: int
-    ino: int
-    blocks: int
 
 
 class Below(msgspec.Struct, frozen=True, array_like=True):
@@ -79,19 +71,15 @@ class Haul(msgspec.Struct, array_like=True):
     blocks: int = 0
     below: list[Below] = msgspec.field(default_factory=list)
     odd: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
-    garbage: list[Garbage] = msgspec.field(default_factory=list)
     done: list[int] = msgspec.field(default_factory=list)
     lost: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    torn: int = 0
     foreign: int = 0
     unreadable: int = 0
 
     @property
     def size(self) -> int:
         """How many records, more or less, this is to take in."""
-        return (
-            len(self.nodes) + len(self.below) + len(self.odd) + len(self.garbage) + len(self.done)
-        )
+        return len(self.nodes) + len(self.below) + len(self.odd) + len(self.done)
 
 
 class Sight(msgspec.Struct, frozen=True):
@@ -121,21 +109,16 @@ class Reader:
         self._emit = emit
         self._full = full
 
-    def directory(self, dir_id: int, path: bytes, *, chdir: bool = False) -> None:
-        """Read the directory *dir_id*, expected at *path*.
+    def directory(self, dir_id: int, dir_fd: int, *, chdir: bool = False) -> None:
+        """Read the directory *dir_id*, open at *dir_fd* for reading.
 
         What cannot be read is in the haul as *lost*. With *chdir* it becomes the working directory
         of this process: names are then found with less work.
         """
         try:
-            dir_fd = self.disk.open_dir(path, readable=True)
-        except OSError as exc:
-            self.haul.lost.append((dir_id, exc.errno or errno.EIO))
-            return
-        try:
             value = self.disk.read_label(dir_fd)
             label = None if value is None else records.unpack_label(value)
-            if label is not None and label.id != dir_id and dir_id != ROOT_ID:
+            if label is not None and dir_id not in (label.id, ROOT_ID):
                 self.haul.lost.append((dir_id, errno.ESTALE))  # moved since its path was read
                 return
             if chdir:
@@ -144,8 +127,6 @@ class Reader:
             self.haul.done.append(dir_id)
         except OSError as exc:
             self.haul.lost.append((dir_id, exc.errno or errno.EIO))
-        finally:
-            os.close(dir_fd)
 
     def flush(self) -> None:
         """Emit what is left."""
@@ -181,7 +162,10 @@ class Reader:
             self.haul.foreign += 1
             return
         label = self._label(here + name)
-        if label is None or label.id < records.FIRST_ID:
+        if label is None and not self.terms.adopting:
+            self.haul.foreign += 1
+            return
+        if label is None or self.terms.adopting or self.terms.stale:
             self.haul.odd.append((dir_id, name))
             return
         self.haul.below.append(
@@ -198,20 +182,16 @@ class Reader:
             return
         label = self._label(here + name)
         haul, terms = self.haul, self.terms
-        if label is None:
-            if terms.adopting:
-                haul.odd.append((dir_id, name))
-            else:
-                haul.foreign += 1
-        elif label.id >= terms.floor:
+        if terms.adopting:
+            haul.odd.append((dir_id, name))
+        elif label is None:
+            haul.foreign += 1
+        elif label.id >= terms.floor and found.st_nlink == 1:
             pass  # made while the scan runs: whoever made it has recorded it
-        elif terms.stale or is_torn(label, terms):
-            haul.garbage.append(
-                Garbage(dir_id, name, label.id, found.st_ino, found.st_blocks)
-            )  # fmt: skip
-            haul.torn += not terms.stale
         elif (
             terms.singly
+            or terms.stale
+            or is_torn(label, terms)
             or found.st_nlink > 1
             or label.flags & records.LABEL_LINKED
             or label.id < records.FIRST_ID

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from kvfuse import eviction, placement, records
+from kvfuse import durability, eviction, placement, records
 from kvfuse.accesses import Accesses
 from kvfuse.admission import Kind, kind_of
 from kvfuse.carriers import Carriers
@@ -65,6 +65,18 @@ class Rules:
     eviction: str  # the policy's name
     stale_first: bool
     counts_evictable: bool  # statfs calls available what would be evicted
+
+
+class Arriving(Protocol):
+    """Disks are still being read: what a verb relies on has to be asked for first."""
+
+    def name(self, parent: int, name: bytes, *, changes: bool = False) -> None:
+        """Make the catalog right about one name; with *changes* the caller will change it."""
+        ...
+
+    def directory(self, dir_id: int) -> None:
+        """Make the catalog right about all names in a directory."""
+        ...
 
 
 class Keeper(Protocol):
@@ -117,6 +129,8 @@ class PoolState:
             for slot in slots
             if slot.disk is not None
         }  # fmt: skip
+        self.arriving: Arriving | None = None  # while disks are being read
+        self.unsure: set[int] = set()  # disks with files that may not have survived a power cut
         self.keeper: Keeper | None = None
         self.passthrough = False  # the kernel holds the files it has open on the disks itself
         self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
@@ -211,6 +225,31 @@ class PoolState:
                 "disk %s: %s -> %s (%s)",
                 slot.path, before.state, slot.health.state, slot.health.reason,
             )  # fmt: skip
+
+    def arrive(self, *places: tuple[int, bytes]) -> None:
+        """Make the catalog right about names that the caller is going to change."""
+        if self.arriving is not None:
+            for place in places:
+                arriving = self.arriving
+                if arriving is not None:
+                    arriving.name(*place, changes=True)
+
+    def arrive_all(self, dir_id: int) -> None:
+        """Make the catalog right about all names in a directory."""
+        arriving = self.arriving
+        if arriving is not None:
+            arriving.directory(dir_id)
+
+    def sync(self, number: int, generation: int) -> None:
+        """Make a disk durable up to *generation*, and note on it that it is.
+
+        Without the note while files are on it that have not been judged yet.
+        """
+        disk = self.carriers[number].disk
+        if number in self.unsure:
+            disk.sync()
+        else:
+            durability.sync(disk, generation)
 
     # -- placement
 

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 
-from kvfuse import durability
 from kvfuse.carriers import Carriers
 from kvfuse.evictor import Evictor
 from kvfuse.inflight import threads_of
@@ -107,7 +106,7 @@ class Upkeep:
     def _sync(self, number: int, carriers: Carriers, generation: int) -> None:
         try:
             with self._state.on(number):
-                durability.sync(carriers.disk, generation)
+                self._state.sync(number, generation)
         except OSError as exc:
             _log.warning("disk %s: syncfs: %s", carriers.disk.path, exc.strerror)
 

@@ -19,7 +19,7 @@ LAYERS = {
     "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset transaction
         catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
-        reservations leases ghosts room tasks homes state placing removal line selection evictor files attributes namespace settle names renames resume recovery
+        reservations leases ghosts room tasks homes state placing removal line patrol selection evictor cleanups files attributes namespace settle names renames resume recovery
         takein bringup arrivals reading scanner check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",

@@ -112,7 +112,7 @@ class PoolOperations(pyfuse3.Operations):
         return entry
 
     def _negative(self) -> pyfuse3.EntryAttributes:
-        if not self._timeouts.negative_s:
+        if not self._timeouts.negative_s or not self._pool.is_complete:
             raise OSError(errno.ENOENT, "no such name")
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = 0  # the kernel remembers this answer; ENOENT it would not

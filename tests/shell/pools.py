@@ -177,6 +177,7 @@ class Box:
         except BaseException:
             self.disks.close()
             raise
+        assert self.pool.wait_complete(30), "the disks are not read"
         if not upkeep:
             self.pool._upkeep.stop(timeout_s=10)
         return self.pool

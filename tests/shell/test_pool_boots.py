@@ -292,24 +292,24 @@ def test_adopted_disk_brings_its_files():
 
 def test_scan_that_is_killed_goes_on_at_the_next_mount(monkeypatch):
     """What was taken in stays, what was not is scanned; nothing is taken for an old copy."""
-    from kvfuse.scan import DiskScan
+    from kvfuse.arrivals import Arrivals
 
     with boxed() as box:
         seen = fill(box)
         box.drop()
         box.lose_catalog()
-        real, calls = DiskScan._directory, []
+        real, calls = Arrivals.read, []
 
-        def directory(self, path, dir_id):
-            calls.append(path)
+        def read_directory(self, number, dir_id):
+            calls.append(dir_id)
             if len(calls) == 5:
                 raise KeyboardInterrupt
-            return real(self, path, dir_id)
+            return real(self, number, dir_id)
 
-        monkeypatch.setattr(DiskScan, "_directory", directory)
+        monkeypatch.setattr(Arrivals, "read", read_directory)
         with pytest.raises(KeyboardInterrupt):
             box.open()
-        monkeypatch.setattr(DiskScan, "_directory", real)
+        monkeypatch.setattr(Arrivals, "read", real)
         pool = box.open()
         assert files(tree(pool)) == files(seen)
         box.check()

@@ -108,7 +108,7 @@ class Names:
             if self._pool.answers_quietly and (node.state == State.PENDING or is_temp(name)):
                 return replies.entry(request.unique, node, self._created)
             return replies.entry(request.unique, node, self._timeouts)
-        if self._keeps_negative:
+        if self._keeps_negative and self._pool.is_complete:
             return replies.no_entry(request.unique, self._negative)
         return replies.error(request.unique, errno.ENOENT)
 

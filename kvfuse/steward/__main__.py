@@ -1,0 +1,72 @@
+"""Read one disk for the server that started this: ``python -m kvfuse.steward SOCKET ROOT``.
+
+*SOCKET* and *ROOT* are descriptors. Nothing is decided here and nothing is written: what is found
+goes to the server, and so does every question. It may be killed at any time; the next one goes on
+with the directories whose contents the server does not have yet.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+
+from kvfuse.disk import Disk, DiskTraits
+from kvfuse.reading import Job, Line, Report, Work
+from kvfuse.sighting import Haul, Reader
+
+_HAUL = 128  # records: the server takes them in with one short transaction
+_NICE = 10
+
+
+class Steward:
+    """Reads directories as it is told."""
+
+    def __init__(self, line: Line, job: Job, root_fd: int) -> None:
+        self._line = line
+        self._rate = job.files_per_s
+        traits = DiskTraits(job.device, job.filesystem, job.use_openat2, job.label_name)
+        self._disk = Disk.known(job.path, root_fd, traits)
+        self._reader = Reader(self._disk, job.terms, self._send, _HAUL)
+        self._next_s = time.monotonic()
+
+    def run(self) -> None:
+        """Work until the server has no more."""
+        while (work := self._line.receive(Work)) is not None:
+            for dir_id, path in work.directories:
+                self._read(dir_id, path)
+            haul, self._reader.haul = self._reader.haul, Haul()
+            self._line.send(Report(haul, asks=True))
+            os.chdir("/")
+
+    def _read(self, dir_id: int, path: bytes) -> None:
+        try:
+            dir_fd = self._disk.open_dir(path, readable=True)
+        except OSError as exc:
+            self._reader.haul.lost.append((dir_id, exc.errno or 0))
+            return
+        try:
+            self._reader.directory(dir_id, dir_fd, chdir=True)
+        finally:
+            os.close(dir_fd)
+
+    def _send(self, haul: Haul) -> None:
+        if self._rate:
+            self._next_s = max(self._next_s, time.monotonic()) + haul.size / self._rate
+            time.sleep(max(0.0, self._next_s - time.monotonic()))
+        self._line.send(Report(haul, asks=False))
+
+
+def main(socket_fd: int, root_fd: int) -> None:
+    """Be the steward of one disk."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    line = Line(socket.socket(fileno=socket_fd))
+    job = line.receive(Job)
+    if job is not None:
+        with contextlib.suppress(ConnectionError):
+            Steward(line, job, root_fd).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
