@@ -273,6 +273,13 @@ class Pool:
         """Whether writes through an open file should pass the pool: its disk is nearly full."""
         return self._state.rooms.is_tight(self._state.handles.file(fh).disk)
 
+    def on_visibility(self, call: Callable[[], object]) -> None:
+        """Have *call* made when files come or go without a verb: a disk failed, or is back.
+
+        It is made by any thread, with locks held: it must not wait.
+        """
+        self._state.visibility_changed = call
+
     # -- the end
 
     def close(self, clean: bool = True) -> None:

@@ -133,6 +133,7 @@ class PoolState:
         self.unsure: set[int] = set()  # disks with files that may not have survived a power cut
         self.keeper: Keeper | None = None
         self.passthrough = False  # the kernel holds the files it has open on the disks itself
+        self.visibility_changed: Callable[[], object] = lambda: None  # all files of a disk at once
         self.data_in_kernel = False  # passthrough: writes are seen only by asking the disk
         self.work = {number: threading.Event() for number in self.carriers}  # backlog to look at
         self.inflight = Inflight(None if outliving is None else outliving.inflight)
@@ -220,6 +221,8 @@ class PoolState:
         with self._health_mutex:
             before = slot.health
             slot.health = change(before, time.monotonic())
+        if slot.health.readable is not before.readable:
+            self.visibility_changed()
         if slot.health.state is not before.state:
             _log.warning(
                 "disk %s: %s -> %s (%s)",

@@ -74,12 +74,12 @@ class Contents:
     """Handlers of open files."""
 
     def __init__(
-        self, pool: Pool, modes: DataModes, *, timeouts: Timeouts, created: Timeouts
+        self, pool: Pool, modes: DataModes, *, created: Timeouts, temp: Timeouts
     ) -> None:
         self._pool = pool
         self._modes = modes
-        self._timeouts = timeouts
         self._created = created
+        self._temp = temp
         self._files: dict[int, tuple[int, int]] = {}  # fh -> node id, descriptor
         self._warm = _WarmFiles()
         self._taken_for_cold = 0
@@ -195,7 +195,7 @@ class Contents:
         # A temp is renamed at once, and without a timeout the kernel would look it up again first;
         # but then it answers for the final name by itself, and an eviction has to wait for that.
         keeps = temp and not self._pool.answers_quietly
-        timeouts = self._timeouts if keeps else self._created
+        timeouts = self._temp if keeps else self._created
         return replies.created(request.unique, node, timeouts, fh, open_flags, backing_id)
 
     def _tmpfile(self, request: Request) -> bytes:

@@ -6,6 +6,7 @@ files through to the disks; else, and for files it refuses, this process moves t
 
 import errno
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_READ_BYTES = 8192  # the kernel refuses less, even for INIT
 _OVERLAYFS = "overlay"
+_UNTOLD_TIMEOUT_S = 1.0  # where the kernel cannot be told that a disk went or came
 DRAIN_S = 5.0  # after a lazy unmount: for those who still have files open
 
 
@@ -49,9 +51,10 @@ class DirectOptions:
     owner_uid: int | None = None
     owner_gid: int | None = None
     negative_ttl_s: float = 1.0
-    entry_timeout_s: float = 1.0
-    attr_timeout_s: float = 1.0
+    entry_timeout_s: float = 60.0
+    attr_timeout_s: float = 60.0
     create_timeout_s: float = 0.0  # the first question about a new name reaches the pool
+    temp_timeout_s: float = 0.2  # ... of a temp name too, but for the rename right after it
     op_timeout_s: float = 5.0
     passthrough: bool = True
     fsname: str = "kvfuse"
@@ -161,15 +164,18 @@ class DirectSession:
     def attach(self, fd: int, agreement: Agreement) -> Crew:
         """Make ready to answer on *fd*, an initialised connection; nothing is read from it yet."""
         options = self._options
-        timeouts = Timeouts.of(options.entry_timeout_s, options.attr_timeout_s)
+        limit_s = math.inf if agreement.has_epoch else _UNTOLD_TIMEOUT_S
+        attr_s = min(options.attr_timeout_s, limit_s)
+        entry_s = min(options.entry_timeout_s, limit_s)
+        timeouts = Timeouts.of(entry_s, attr_s)
         modes = DataModes(
             fd, obstacle=agreement.obstacle, mediates_writers=agreement.mediates_writers
         )
         contents = Contents(
             self._pool,
             modes,
-            timeouts=timeouts,
-            created=Timeouts.of(options.create_timeout_s, options.attr_timeout_s),
+            created=Timeouts.of(options.create_timeout_s, attr_s),
+            temp=Timeouts.of(options.temp_timeout_s, attr_s),
         )
         executor = Executor(
             Names(self._pool, timeouts=timeouts, negative=Timeouts.of(options.negative_ttl_s, 0.0)),
@@ -180,10 +186,9 @@ class DirectSession:
         self._modes, self._executor, self._contents = modes, executor, contents
         # bytes pass the pool by, in the kernel or through here
         self._pool.data_in_kernel(on=True, passthrough=modes.obstacle is None)
-        self.notices = Notices(fd, agreement)
-        self._pool.kernel_answers(
-            options.entry_timeout_s, self.notices.name_expired, can_be_quiet=True
-        )
+        self.notices = notices = Notices(fd, agreement)
+        self._pool.on_visibility(notices.everything_changed)
+        self._pool.kernel_answers(entry_s, notices.name_expired, can_be_quiet=True)
         if modes.obstacle:
             log.info("files are read and written through the server: %s", modes.obstacle)
         return Crew(
