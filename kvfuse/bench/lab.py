@@ -26,6 +26,7 @@ _MKFS = {
     "ext4": ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,nodiscard"],
     "xfs": ["mkfs.xfs", "-q", "-f", "-K"],
 }
+_PACKAGE_PATH = str(Path(__file__).resolve().parents[2])  # this kvfuse, not one installed
 _START_S = 60.0
 _END_S = 30.0
 
@@ -137,7 +138,7 @@ class Lab:
             argv, environment = system.argv(disks, mountpoint), dict(os.environ)
         else:
             argv = self._pool_argv(word, system, disks, mountpoint)
-            environment = {**os.environ, **system.environment}
+            environment = {**os.environ, "PYTHONPATH": _PACKAGE_PATH, **system.environment}
         self._start(name, argv, environment, mountpoint)
         base = mountpoint / "bench"
         base.mkdir()

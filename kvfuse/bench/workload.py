@@ -3,12 +3,13 @@
 Names and buffers are made before the clock starts; what a job leaves is removed after it stopped.
 """
 
+import itertools
 import mmap
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvfuse.bench.jobs import MIB, SMALL_BYTES, Bounds, Job, Kind, Sample, together
@@ -48,7 +49,12 @@ class Client(ABC):
         """Return the path of the file *count* of this client."""
         return f"{self.base}/{count % BUCKETS:02x}/{stem}-{self.number}-{count:08x}.bin"
 
-    def _repeat(self, operation: Callable[[str], object], paths: list[str]) -> Sample:
+    @property
+    def share(self) -> int:
+        """How many operations on new names this client does at most."""
+        return max(1, self.bounds.operations // self.job.clients)
+
+    def _repeat(self, operation: Callable[[str], object], paths: Iterable[str]) -> Sample:
         """Do *operation* for the paths, once each, until a bound is met."""
         done = 0
         begin_ns = _now_ns()
@@ -65,7 +71,7 @@ class Client(ABC):
 class _Put(Client):
     def prepare(self) -> None:
         tag = f"{os.getpid():x}{_now_ns():x}"
-        self._finals = [self.name(tag, count) for count in range(self.bounds.operations)]
+        self._finals = [self.name(tag, count) for count in range(self.share)]
         self._made = 0
 
     def run(self) -> Sample:
@@ -84,7 +90,7 @@ class _Get(Client):
         paths = [standing(self.base, i) for i in range(self.number, STANDING_FILES, 8)][:count]
         for path in paths:
             get(path)
-        self._paths = _repeated(paths, self.bounds.operations)
+        self._paths = itertools.cycle(paths)
 
     def run(self) -> Sample:
         return self._repeat(get, self._paths)
@@ -93,11 +99,10 @@ class _Get(Client):
 class _Hit(Client):
     def prepare(self) -> None:
         mine = range(self.number, STANDING_FILES, self.job.clients)
-        self._paths = [standing(self.base, i) for i in mine]
+        paths = [standing(self.base, i) for i in mine]
+        self._paths: Iterable[str] = paths
         if self.job.kind is Kind.HIT_AGAIN:
-            self._paths = _repeated(self._paths[:_AGAIN_NAMES], self.bounds.operations)
-            for path in self._paths[:_AGAIN_NAMES]:
-                os.access(path, os.F_OK)
+            self._paths = _asked(paths[:_AGAIN_NAMES])
 
     def run(self) -> Sample:
         return self._repeat(_present, self._paths)
@@ -107,13 +112,9 @@ class _Miss(Client):
     def prepare(self) -> None:
         tag = f"m{os.getpid():x}{_now_ns():x}"
         if self.job.kind is Kind.MISS_FIRST:
-            self._paths = [self.name(tag, count) for count in range(self.bounds.operations)]
-            return
-        self._paths = _repeated(
-            [self.name(tag, count) for count in range(_AGAIN_NAMES)], self.bounds.operations
-        )
-        for path in self._paths[:_AGAIN_NAMES]:
-            os.access(path, os.F_OK)
+            self._paths: Iterable[str] = [self.name(tag, count) for count in range(self.share)]
+        else:
+            self._paths = _asked([self.name(tag, count) for count in range(_AGAIN_NAMES)])
 
     def run(self) -> Sample:
         return self._repeat(_absent, self._paths)
@@ -122,7 +123,7 @@ class _Miss(Client):
 class _Unlink(Client):
     def prepare(self) -> None:
         tag = f"u{os.getpid():x}{_now_ns():x}"
-        count = min(_UNLINKED_FILES // self.job.clients, self.bounds.operations)
+        count = min(_UNLINKED_FILES // self.job.clients, self.share)
         self._paths = [self.name(tag, number) for number in range(count)]
         for path in self._paths:
             put(path)
@@ -142,7 +143,7 @@ class _Readdir(Client):
     def run(self) -> Sample:
         directory = f"{self.base}/listed"
         self._repeat(_list, [directory])
-        sample = self._repeat(_list, [directory] * self.bounds.operations)
+        sample = self._repeat(_list, itertools.repeat(directory))
         return Sample(
             operations=sample.operations * LISTED_FILES,
             bytes=0,
@@ -323,5 +324,8 @@ def _list(path: str) -> None:
         raise OSError(0, f"{path}: {found} entries instead of {LISTED_FILES}")
 
 
-def _repeated(paths: list[str], count: int) -> list[str]:
-    return (paths * (count // len(paths) + 1))[:count]
+def _asked(paths: list[str]) -> Iterable[str]:
+    """Ask for each of the paths, and return them again and again."""
+    for path in paths:
+        os.access(path, os.F_OK)
+    return itertools.cycle(paths)
