@@ -8,6 +8,7 @@ line of its standard input with a line of JSON:
 * ``changed PARENT NAME`` / ``expired PARENT NAME``: a notification about a name
 * ``epoch``: the notification about every name
 * ``timeouts``: disks that were noted for a timeout
+* ``handles``: how many files the pool has open
 """
 
 import contextlib
@@ -144,6 +145,8 @@ def _answer(session: Any, timeouts: list[int], words: list[str]) -> object:
             return session.notices.everything_changed()
         case ["timeouts"]:
             return timeouts
+        case ["handles"]:
+            return len(session._pool.handles)
     return None
 
 

@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from kvfuse.drivers.direct import abi
 from kvfuse.drivers.direct.session import can_run
+from tests.connectors import replacing
 from tests.directmount import DirectMount
 
 pytestmark = [
@@ -416,6 +418,27 @@ def test_a_file_that_went_behind_the_kernels_back_is_made_anew_by_open(mounted: 
         os.write(fd, b"anew")
 
     assert path.read_bytes() == b"anew"
+
+
+def test_a_name_that_is_replaced_again_and_again_can_always_be_opened(any_mode: DirectMount):
+    """A reader that meets several renames in one open gets one of the files, whole."""
+    path = any_mode.path / "key.data"
+    replacing.write(str(path), 1)
+
+    engines = [
+        subprocess.Popen(
+            [sys.executable, replacing.__file__, verb, path, "100"], stderr=subprocess.PIPE
+        )
+        for verb in ("write", "read") * 4
+    ]
+    errors = [engine.communicate()[1].decode() for engine in engines]
+
+    assert not any(errors), max(errors)
+    for _ in range(1000):
+        if any_mode.ask("handles") == 0:
+            break
+        threading.Event().wait(0.01)
+    assert any_mode.ask("handles") == 0
 
 
 # ---------------------------------------------------------------- the end

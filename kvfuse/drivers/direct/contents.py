@@ -156,14 +156,19 @@ class Contents:
         """Close a handle whose reply nobody received."""
         self._close(fh)
 
+    def close_unanswered(self) -> None:
+        """Close what the server before had opened for requests that nobody sent again."""
+        for unique in list(self._unanswered):
+            fh = self._unanswered.pop(unique, None)
+            if fh is not None:
+                self._close(fh)
+
     def _opened(self, node: int, fh: int, flags: int, *, temp: bool) -> tuple[int, int]:
         """Take the open *fh* in; return the flags and the backing id of its reply."""
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         fd = self._pool.fd(fh)
         tight = writable and self._pool.is_tight(fh)
-        open_flags, backing_id = self._modes.opened(
-            node, fh, fd, writable=writable, mediated=tight
-        )
+        open_flags, backing_id = self._modes.opened(node, fh, fd, writable=writable, mediated=tight)
         self._pool.handles.note_backing(fh, backing_id or MEDIATED)
         self._files[fh] = (node, fd)
         self._warm.add(node)

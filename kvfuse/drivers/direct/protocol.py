@@ -53,7 +53,10 @@ class GetAttr(NamedTuple):
 
 
 class SetAttr(NamedTuple):
-    """SETATTR. *valid* says which of the rest count."""
+    """SETATTR. *valid* says which of the rest count.
+
+    Times are kept within 64 bits of nanoseconds, which end in 2262.
+    """
 
     valid: int
     fh: int
@@ -206,6 +209,7 @@ _FALLOCATE = struct.Struct("<QQQIxxxx")  # fuse_fallocate_in
 _LSEEK = struct.Struct("<QQIxxxx")  # fuse_lseek_in
 _COPY = struct.Struct("<QQQQQQ8x")  # fuse_copy_file_range_in
 
+TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 _FORGET_ONE_BYTES = 16  # fuse_forget_one
 _NS = 1_000_000_000
 
@@ -283,8 +287,12 @@ def _setattr(body: memoryview) -> SetAttr:
         body
     )
     return SetAttr(
-        valid, fh, size, atime * _NS + atime_part, mtime * _NS + mtime_part, mode, uid, gid
+        valid, fh, size, _time_ns(atime, atime_part), _time_ns(mtime, mtime_part), mode, uid, gid
     )
+
+
+def _time_ns(seconds: int, part_ns: int) -> int:
+    return max(TIME_MIN_NS, min(seconds * _NS + part_ns, TIME_MAX_NS))
 
 
 def _symlink(body: memoryview) -> Symlink:

@@ -18,6 +18,7 @@ from kvfuse.drivers.direct.connection import Connection
 from kvfuse.drivers.direct.contents import Contents
 from kvfuse.drivers.direct.crew import Crew
 from kvfuse.drivers.direct.executor import Executor
+from kvfuse.drivers.direct.lingering import Lingering
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.negotiation import Agreement, agree
 from kvfuse.drivers.direct.notices import Notices
@@ -158,6 +159,10 @@ class DirectSession:
         assert self._contents is not None, "attached"
         self._contents.restore(self._pool.opens)
         os.write(fd, replies.resend())
+        # What is asked for again comes at once; a handle nobody asked for by then nobody has.
+        sweep = threading.Timer(2 * self._options.op_timeout_s, self._contents.close_unanswered)
+        sweep.daemon = True
+        sweep.start()
         self._answer(crew, ready, stop)
         self._take_down(crew)
 
@@ -180,6 +185,7 @@ class DirectSession:
         executor = Executor(
             Names(self._pool, timeouts=timeouts, negative=Timeouts.of(options.negative_ttl_s, 0.0)),
             contents,
+            Lingering(self._pool, contents.close_unsent),
             Resent(self._pool, contents, timeouts),
             self._pool.request,
         )
