@@ -18,6 +18,7 @@ from collections.abc import Callable
 from kvfuse import records, removal
 from kvfuse.eviction import Need, Protection, Usage
 from kvfuse.line import Line
+from kvfuse.patrol import Patrol
 from kvfuse.removal import Unit
 from kvfuse.selection import Selection
 from kvfuse.state import PoolState
@@ -43,6 +44,7 @@ class Evictor:
         self._number = number
         self._tasks = tasks
         self._line = Line(state, number)
+        self._patrol = Patrol(state, number, tasks)
         self._task: Task | None = None
         self._asked: deque[tuple[Task, Selection]] = deque()
         self._mutex = threading.Lock()
@@ -67,9 +69,15 @@ class Evictor:
         self._event.set()
         return task
 
-    def join(self) -> Task | None:
-        """Return the cleanup by use that is running, if one is."""
-        return self._task
+    def ask_by_use(self) -> Task:
+        """Clean the disk down to its low watermark; a cleanup that does that already is joined."""
+        with self._mutex:
+            if self._task is None:
+                self._begin(Trigger.MANUAL)
+            task = self._task
+        self._event.set()
+        assert task is not None, "begun"
+        return task
 
     # -- the thread
 
@@ -103,6 +111,7 @@ class Evictor:
         self._work_off_asked()
         need = self._need(usage)
         self._line.keep(self._ahead_bytes(usage, need))
+        self._patrol.step()
         if not need:
             return BUSY_INTERVAL_S if state.reservations.files(self._number) else IDLE_INTERVAL_S
         return self._clean(need)
@@ -136,13 +145,14 @@ class Evictor:
         short_bytes = state.rooms.short(number)
         if short_bytes:
             need = Need(max(need.size_bytes, short_bytes), max(need.inodes, 1))
-        if self._task is None and need:
-            promised_bytes = state.reservations.unwritten(number)
-            if short_bytes:
-                self._begin(Trigger.FULL)
-            elif marks.exceeded(usage, promised_bytes):
-                self._begin(Trigger.WATERMARK)
-        elif self._task is not None and not need:
+        promised_bytes = state.reservations.unwritten(number)
+        with self._mutex:
+            if self._task is None and need:
+                if short_bytes:
+                    self._begin(Trigger.FULL)
+                elif marks.exceeded(usage, promised_bytes):
+                    self._begin(Trigger.WATERMARK)
+        if self._task is not None and not need:
             self._end(Result.DONE)
         return need if self._task is not None else Need()
 
@@ -151,7 +161,8 @@ class Evictor:
         self._task.result = Result.RUNNING
 
     def _end(self, result: Result, reason: str = "") -> None:
-        task, self._task = self._task, None
+        with self._mutex:
+            task, self._task = self._task, None
         if task is not None:
             self._tasks.end(task, result, reason)
             _log.info(

@@ -172,6 +172,11 @@ class Handles:
         with self._mutex:
             return list(self._files.values())
 
+    def ids(self) -> list[int]:
+        """Return the ids of all files that are open."""
+        with self._mutex:
+            return list(self._inodes)
+
     def written(self, disk: int) -> list[int]:
         """Return the ids of the files of *disk* that are open for writing."""
         with self._mutex:

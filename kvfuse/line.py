@@ -32,6 +32,13 @@ def is_abandoned(node: Node, max_age_s: float, now_ns: int) -> bool:
     return now_ns - max(node.ctime_ns, node.atime_ns) > max_age_s * 1e9
 
 
+def is_young_temp(state: PoolState, node: Node) -> bool:
+    """Whether a file that may be closed by now is still to be renamed."""
+    return is_temp(node.name, patterns=state.rules.temp_patterns) and not is_abandoned(
+        node, state.rules.temp_max_age_s, time.time_ns()
+    )
+
+
 class Line:
     """The line of the disk with *number*."""
 
@@ -218,7 +225,7 @@ class Line:
 
     def _is_protected(self, node: Node) -> bool:
         state = self._state
-        if state.handles.inode(node.id) is not None or self._is_young_temp(node):
+        if state.handles.inode(node.id) is not None or is_young_temp(state, node):
             return True
         pins = state.rules.pins
         if not pins.need_keys:
@@ -228,13 +235,6 @@ class Line:
         except OSError:
             return True  # its directory is just going
         return pins.hold(path + b"/" + node.name if path else node.name)
-
-    def _is_young_temp(self, node: Node) -> bool:
-        """Whether a file that was closed is still to be renamed."""
-        rules = self._state.rules
-        return is_temp(node.name, patterns=rules.temp_patterns) and not is_abandoned(
-            node, rules.temp_max_age_s, time.time_ns()
-        )
 
     def _expire(self, node: Node, parent: int, name: bytes) -> None:
         """Have the kernel forget a name; who can do that says when it is done."""

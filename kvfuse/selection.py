@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvfuse import removal
+from kvfuse.eviction import Need, Protection
+from kvfuse.line import is_young_temp
 from kvfuse.records import Node
 from kvfuse.removal import Unit
 from kvfuse.state import PoolState
@@ -38,6 +40,7 @@ class Selection:
     task: Task
     ids: Iterator[int]  # of files to look at
     matcher: Matcher | None = None
+    need: Need | None = None  # until that much is found; None: all
     result: Result = Result.DONE
     _waiting: list[Unit] = field(default_factory=list)
     _until_s: float = 0.0
@@ -67,7 +70,7 @@ class Selection:
         if ripe:
             remove(ripe)
         elif rest and now_s > self._until_s:
-            self.task.skipped["leased"] += len(rest)
+            self.task.skipped[Protection.LEASED.value] += len(rest)
             self._waiting = []
             self.result = Result.SHORT
         elif rest:
@@ -80,7 +83,7 @@ class Selection:
         with self.state.catalog.read() as txn:
             for _ in range(STEP_MAX):
                 node_id = next(self.ids, None)
-                if node_id is None:
+                if node_id is None or (self.need is not None and not self.need):
                     self._is_read = True
                     break
                 node = txn.node(node_id)
@@ -100,12 +103,17 @@ class Selection:
         if self.matcher is not None and not self.matcher.search(shown):
             return
         if state.rules.pins.hold(key):
-            task.skipped["pinned"] += 1
+            task.skipped[Protection.PINNED.value] += 1
+            return
+        if is_young_temp(state, node):
+            task.skipped[Protection.UNCOMMITTED.value] += 1
             return
         unit = Unit((node,))
         if removal.is_in_use(state, node):
-            task.skipped["in use"] += 1
+            task.skipped[Protection.IN_USE.value] += 1
             return
+        if self.need is not None:
+            self.need = self.need.less(unit.size_bytes, 1)
         if task.dry_run:
             self.tasks.count(task, 1, unit.size_bytes)
             if len(task.keys) < SHOWN_MAX:

@@ -14,7 +14,8 @@ from kvfuse.cli.output import fail, wants_json
 from kvfuse.errors import EXIT_FAILED, KvfuseError
 
 COMMANDS = (
-    "mount", "umount", "status", "locate", "disk", "config", "doctor", "fsck", "upgrade",
+    "mount", "umount", "status", "locate", "disk", "clean",
+    "tasks", "config", "doctor", "fsck", "upgrade",
 )  # fmt: skip
 EPILOG = """\b
 Start here:

@@ -32,6 +32,22 @@ class LocateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: list[bytes]
 
 
+class CleanArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of ``clean``: see :meth:`kvfuse.cleanups.Cleanups.clean`."""
+
+    disk: str | None = None
+    keys: list[bytes] = []
+    regex: str | None = None
+    everything: bool = False
+    dry_run: bool = False
+
+
+class TasksArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of ``tasks``: one of them, or all."""
+
+    id: int | None = None
+
+
 class NoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of a verb that takes none."""
 

@@ -19,10 +19,12 @@ import msgspec
 from kvfuse.control.address import socket_address
 from kvfuse.control.messages import (
     REQUEST_BYTES_MAX,
+    CleanArgs,
     LocateArgs,
     NoArgs,
     Reply,
     Request,
+    TasksArgs,
     encoder,
     request_decoder,
 )
@@ -138,6 +140,10 @@ class ControlServer:
         }
         if request.verb == "locate":
             return service.locate(msgspec.json.decode(request.args, type=LocateArgs).keys)
+        if request.verb == "clean":
+            return service.clean(msgspec.json.decode(request.args, type=CleanArgs))
+        if request.verb == "tasks":
+            return service.tasks(msgspec.json.decode(request.args, type=TasksArgs).id)
         if request.verb not in verbs:
             raise KvfuseError(f"{request.verb}: the running daemon does not know this command")
         msgspec.json.decode(request.args, type=NoArgs)

@@ -8,11 +8,12 @@ Concurrency: called from several threads at once; the pool's verbs are thread-sa
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvfuse import __version__
+from kvfuse.control.messages import CleanArgs
 from kvfuse.errors import KvfuseError
 
 LOCATE_KEYS_MAX = 10_000
@@ -40,6 +41,22 @@ class PoolView(Protocol):
 
     def locate(self, key: bytes) -> dict[str, Any]:
         """Return where the file at *key* is, and why."""
+        ...
+
+    def clean(
+        self,
+        *,
+        disk: str | None,
+        keys: Sequence[bytes],
+        regex: str | None,
+        everything: bool,
+        dry_run: bool,
+    ) -> list[dict[str, Any]]:
+        """Begin cleanup tasks."""
+        ...
+
+    def tasks(self, task_id: int | None) -> list[dict[str, Any]]:
+        """Return the cleanup tasks, or one."""
         ...
 
 
@@ -76,7 +93,7 @@ class ControlService:
     the mount has.
     """
 
-    READING_VERBS = frozenset({"status", "locate", "disks", "config"})
+    READING_VERBS = frozenset({"status", "locate", "disks", "config", "tasks"})
 
     def __init__(
         self,
@@ -135,6 +152,26 @@ class ControlService:
                 f"{len(keys)} paths in one question; ask for at most {LOCATE_KEYS_MAX}"
             )
         return [self._locate_one(key) for key in keys]
+
+    def clean(self, args: CleanArgs) -> list[dict[str, Any]]:
+        """Begin to remove files; return the tasks that do.
+
+        Raises:
+            KvfuseError: no such disk or key, too many keys, or a pattern that cannot be used.
+        """
+        if len(args.keys) > LOCATE_KEYS_MAX:
+            raise KvfuseError(f"{len(args.keys)} keys at once; name at most {LOCATE_KEYS_MAX}")
+        return self._pool.clean(
+            disk=args.disk,
+            keys=args.keys,
+            regex=args.regex,
+            everything=args.everything,
+            dry_run=args.dry_run,
+        )
+
+    def tasks(self, task_id: int | None) -> list[dict[str, Any]]:
+        """Return the cleanup tasks that are remembered, or one."""
+        return self._pool.tasks(task_id)
 
     def stop(self) -> dict[str, Any]:
         """Ask the daemon to unmount and end."""
