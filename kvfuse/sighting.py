@@ -28,8 +28,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     that nothing on the disk can be believed, because the pool lived on without it: files, and
     directories that no other disk vouches for, are removed. *believed* is the highest generation
     that reached the disk before the machine went down, None when all did. What has an id from
-    *floor* on was made while this scan ran: the catalog has it. *singly*: every file is looked at by
-    the server itself.
+    *floor* on was made while this scan ran: the catalog has it. *singly*: the server looks at every
+    file itself.
     """
 
     number: int

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvfuse.check import Finding, Kind, check
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet, DiskSpec, open_disks
-from kvfuse.pool import AttrChanges, Pool, open_pool
+from kvfuse.pool import READ_FOR_S, AttrChanges, Pool, open_pool
 from kvfuse.records import ROOT_ID, Caller, Node
 
 CALLER = Caller(uid=0, gid=0, umask=0o022, pid=1)
@@ -158,8 +158,13 @@ class Box:
         }
         return Config.model_validate({"pool": pool, "space": {"reserve": 0}})
 
-    def open(self, paths: list[Path] | None = None, *, upkeep: bool = True) -> Pool:
-        """Open the pool. Without *upkeep* nothing happens but by the calls of the test."""
+    def open(
+        self, paths: list[Path] | None = None, *, upkeep: bool = True, at_once: bool = False
+    ) -> Pool:
+        """Open the pool. Without *upkeep* nothing happens but by the calls of the test.
+
+        It is given with all disks read; *at_once*, while processes read them.
+        """
         assert self.pool is None, "one at a time"
         paths = self.paths if paths is None else paths
         config = self.config(paths)
@@ -173,11 +178,11 @@ class Box:
             new_uuid=lambda: str(uuid.UUID(int=next(self._uuids), version=4)),
         )
         try:
-            self.pool = open_pool(config, self.disks)
+            self.pool = open_pool(config, self.disks, read_for_s=0 if at_once else READ_FOR_S)
         except BaseException:
             self.disks.close()
             raise
-        assert self.pool.wait_complete(30), "the disks are not read"
+        assert at_once or self.pool.wait_complete(30), "the disks are not read"
         if not upkeep:
             self.pool._upkeep.stop(timeout_s=10)
         return self.pool
@@ -195,6 +200,7 @@ class Box:
         if self.pool is None or self.disks is None:
             return
         state = self.pool._state
+        self.pool._scanner.stop(timeout_s=10)
         self.pool._upkeep.stop(timeout_s=10)
         for file in state.handles.all():
             os.close(file.fd)
