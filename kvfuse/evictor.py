@@ -33,7 +33,7 @@ BATCH = 32
 AHEAD_RATIO = 0.05  # of a disk: condemned at least, above the low watermark
 AHEAD_RATIO_MAX = 0.5
 _RATE_WINDOW_S = 2.0
-_RETURNS_S = {"xfs": 0.5}  # how long after an unlink a file system gives the room back
+_RETURNS_S = {"xfs": 0.5, "btrfs": 1.0}  # how long after an unlink a file system gives the room back
 
 
 class Evictor:

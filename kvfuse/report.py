@@ -87,23 +87,6 @@ class Report:
                     total_bytes -= node.blocks * BLOCK_BYTES
         return max(0, total_bytes)
 
-    def _evictable_bytes(self) -> int:
-        """Return what would make room if it were needed: what is committed and not open now.
-
-        What is pinned counts, too: nobody keeps the sum of that.
-        """
-        total_bytes = 0
-        with self._state.catalog.read() as txn:
-            for slot in self._state.slots.values():
-                if slot.disk is not None and slot.health.writable:
-                    blocks = txn.usage(slot.number)[1] + txn.stale_usage(slot.number)[1]
-                    total_bytes += blocks * BLOCK_BYTES
-            for node_id in self._state.handles.ids():
-                node = txn.node(node_id)
-                if node is not None:
-                    total_bytes -= node.blocks * BLOCK_BYTES
-        return max(0, total_bytes)
-
     def _space(self, slot: Slot) -> Space | None:
         if slot.disk is None or not slot.health.readable:
             return None
@@ -138,10 +121,6 @@ class Report:
                 "capacity_bytes": sum(row["capacity_bytes"] for row in seen),
                 "used_bytes": sum(row["used_bytes"] for row in seen),
                 "available_bytes": sum(row["free_bytes"] for row in seen),
-                "evictable_bytes": self._evictable_bytes(),
-                "high_watermark": self._state.rules.watermarks.high,
-                "low_watermark": self._state.rules.watermarks.low,
-                "rejected": self._state.rooms.rejected,
                 "evictable_bytes": self._evictable_bytes(),
                 "high_watermark": self._state.rules.watermarks.high,
                 "low_watermark": self._state.rules.watermarks.low,
