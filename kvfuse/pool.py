@@ -23,7 +23,6 @@ from kvfuse.attributes import AttrChanges, Attributes
 from kvfuse.bringup import bring_up
 from kvfuse.catalog import Catalog
 from kvfuse.cleanups import Cleanups
-from kvfuse.cleanups import Cleanups
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet
 from kvfuse.eviction import Pins, Watermarks
@@ -74,7 +73,6 @@ class Pool:
         report = Report(state, disks, arrivals)
         self._upkeep = Upkeep(state)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
-        cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
         self.create = names.create
@@ -103,8 +101,6 @@ class Pool:
         self.statfs = report.statfs
         self.status = report.status
         self.locate = report.locate
-        self.clean = cleanups.clean
-        self.tasks = cleanups.tasks
         self.clean = cleanups.clean
         self.tasks = cleanups.tasks
         self.note_timeout = state.note_timeout
