@@ -84,8 +84,9 @@ class TakeIn:
         nodes = txn.cursor(b"nodes")
         parents = [records.pack_id(parent) for parent in set(haul.parents)]
         known = dict(nodes.getmulti(ids))
-        taken = dict(txn.cursor(b"entries").getmulti([key for key, _ in haul.entries]))
-        gone = dict(txn.cursor(b"gone").getmulti(ids))
+        names = [key for key, _ in haul.entries]
+        taken = dict(txn.cursor(b"entries").getmulti(names))
+        gone = {key for key, _ in txn.cursor(b"gone").getmulti(ids + names)}
         odd: list[Place] = []
         if known or taken or gone or len(nodes.getmulti(parents)) != len(parents):
             odd = self._sort_out(txn, haul, known, taken, gone)
@@ -100,7 +101,7 @@ class TakeIn:
 
     def _sort_out(
         self, txn: Txn, haul: Haul, known: dict[bytes, bytes], taken: dict[bytes, bytes],
-        gone: dict[bytes, bytes],
+        gone: set[bytes],
     ) -> list[Place]:  # fmt: skip
         """Leave in *haul* what is new; return the names to look at."""
         kept: list[int] = []
@@ -108,7 +109,8 @@ class TakeIn:
         for index, (key, value) in enumerate(haul.nodes):
             entry_key = haul.entries[index][0]
             place = records.split_entry_key(entry_key)
-            is_fresh = key not in known and entry_key not in taken and key not in gone
+            is_fresh = key not in known and entry_key not in taken
+            is_fresh = is_fresh and key not in gone and entry_key not in gone
             if is_fresh and txn.node(place[0]) is not None:
                 kept.append(index)
                 continue

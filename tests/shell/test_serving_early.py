@@ -13,7 +13,19 @@ import pytest
 
 from kvfuse.pool import Pool
 from tests.shell.pools import (
-    CALLER, Box, boxed, commit, files, find, ids, mkdir, node_of, read, rename, tree, unlink,
+    CALLER,
+    Box,
+    boxed,
+    commit,
+    files,
+    find,
+    ids,
+    mkdir,
+    node_of,
+    read,
+    rename,
+    tree,
+    unlink,
 )  # fmt: skip
 
 WORKERS = 3
@@ -60,7 +72,7 @@ class Worker:
         try:
             for _ in range(STEPS):
                 self.random.choice(verbs)(self.random.choice(self.names))
-        except BaseException as exc:  # shown by the test
+        except BaseException as exc:  # noqa: BLE001 - shown by the test
             self.failure = exc
 
     def look(self, path: str) -> None:
