@@ -16,15 +16,16 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset transaction
-        catalog journal metrics mounts stop durability fdstore""",
+    "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset
+        transaction catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
-        reservations leases ghosts room tasks homes state placing removal line patrol selection evictor cleanups files attributes namespace settle names renames resume recovery
-        takein bringup arrivals reading scanner check upkeep report status statfs pool""",
+        reservations leases ghosts room tasks homes state placing removal line patrol selection
+        evictor cleanups files attributes namespace settle names renames resume recovery takein
+        bringup arrivals reading scanner check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
-    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller spare estate
-        supervised supervisor takeover daemon doctor fsck bench cli __main__""",
+    "shell": """logs notify progress processes restarts ledger detach launch upgrades teller spare
+        estate supervised supervisor takeover daemon doctor fsck bench cli __main__""",
 }
 PURE = [*LAYERS["core"].split(), "drivers.direct.abi", "drivers.direct.protocol"]
 # What has effects or asks the machine: the core gets time, randomness, environment as arguments.
