@@ -1,7 +1,6 @@
 """``python -m kvfuse.bench``, what ``scripts/bench`` runs: the bench on file systems of its own."""
 
 import platform
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -12,32 +11,13 @@ import msgspec
 
 from kvfuse import __version__
 from kvfuse.bench import lab, rounds, tables
-from kvfuse.bench.jobs import Bounds, Job, all_jobs, quick_jobs
+from kvfuse.bench.jobs import Bounds, all_jobs, chosen, quick_jobs
 from kvfuse.bench.results import Line
 from kvfuse.cli.output import note, show_table
 from kvfuse.errors import ConfigError, KvfuseError
 
 _QUICK_SYSTEMS = ("kvfuse", "kvfuse owner", "mergerfs")
 _RIVAL = "mergerfs"
-
-
-def chosen_jobs(quick: bool, only: str | None) -> list[Job]:
-    """Return the jobs whose name the pattern *only* matches somewhere.
-
-    Raises:
-        ConfigError: it is no pattern, or matches none.
-    """
-    jobs = quick_jobs() if quick else all_jobs()
-    if only is None:
-        return jobs
-    try:
-        pattern = re.compile(only)
-    except re.error as exc:
-        raise ConfigError(f"--only {only}: not a regular expression: {exc}") from exc
-    found = [job for job in jobs if pattern.search(job.name)]
-    if not found:
-        raise ConfigError(f"--only {only}: no job is called so, as in '{jobs[0].name}'")
-    return found
 
 
 def chosen_systems(quick: bool, names: str | None) -> list[str]:
@@ -117,11 +97,11 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command
     Makes two file systems, gives every system directories on them, and measures each job on all in
     turn. The tables show medians of paired ratios with the lowest and highest.
     """
-    jobs = chosen_jobs(quick, only)
+    jobs = chosen(quick_jobs() if quick else all_jobs(), only)
     names = chosen_systems(quick, systems)
     bounds = Bounds(seconds=seconds)
     total = count or (3 if quick else 7)
-    with lab.ended_by_signals(), lab.Lab(fs, images) as place:
+    with rounds.ended_by_signals(), lab.Lab(fs, images) as place:
         targets = [place.native(), *(place.mount(name) for name in names)]
         lines = rounds.run(jobs, targets, bounds=bounds, rounds=total, progress=note)
     called = [target.name for target in targets]

@@ -1,7 +1,10 @@
 """What is measured: a job is one thing clients do, with how many of them do it at once."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+from kvfuse.errors import ConfigError
 
 MIB = 1 << 20
 SMALL_BYTES = 4096  # of a file in the jobs about names
@@ -138,3 +141,21 @@ def quick_jobs() -> list[Job]:
 def all_jobs() -> list[Job]:
     """Return every job."""
     return name_jobs() + data_jobs()
+
+
+def chosen(jobs: list[Job], only: str | None) -> list[Job]:
+    """Return the *jobs* whose name the regular expression *only* matches somewhere.
+
+    Raises:
+        ConfigError: it is none, or matches no job.
+    """
+    if only is None:
+        return jobs
+    try:
+        pattern = re.compile(only)
+    except re.error as exc:
+        raise ConfigError(f"--only {only}: not a regular expression: {exc}") from exc
+    found = [job for job in jobs if pattern.search(job.name)]
+    if not found:
+        raise ConfigError(f"--only {only}: matches no job; one is called '{jobs[0].name}'")
+    return found

@@ -21,7 +21,8 @@ import click
 import msgspec
 
 from kvfuse import __version__
-from kvfuse.bench.lab import do, ended_by_signals
+from kvfuse.bench.lab import do
+from kvfuse.bench.rounds import ended_by_signals
 from kvfuse.cli.output import note, show_table
 from kvfuse.config import Config
 from kvfuse.diskset import DiskSet, DiskSpec, open_disks

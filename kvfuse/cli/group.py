@@ -15,7 +15,7 @@ from kvfuse.errors import EXIT_FAILED, KvfuseError
 
 COMMANDS = (
     "mount", "umount", "status", "locate", "disk", "clean",
-    "tasks", "config", "doctor", "fsck", "upgrade",
+    "tasks", "config", "doctor", "fsck", "upgrade", "bench",
 )  # fmt: skip
 EPILOG = """\b
 Start here:
