@@ -42,7 +42,7 @@ def run(
     """
     for target in targets:
         progress(f"preparing {target.name}")
-        workload.furnish(target.base)
+        workload.furnish(target.base, {job.kind for job in jobs})
     lines = []
     for number, job in enumerate(jobs, 1):
         progress(f"{number}/{len(jobs)} {job.name}")

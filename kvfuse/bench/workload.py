@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from kvfuse.bench.jobs import MIB, SMALL_BYTES, Bounds, Job, Kind, Sample, together
@@ -259,16 +259,18 @@ def whole_files(base: Path, job: Job) -> list[str]:
     return [f"{base}/whole/{number}.bin" for number in range(count)]
 
 
-def furnish(base: Path) -> None:
-    """Make the directories and small files that all jobs below *base* share."""
+def furnish(base: Path, kinds: Set[Kind]) -> None:
+    """Make the directories below *base*, and the small files that jobs of these *kinds* share."""
     for bucket in range(BUCKETS):
         os.makedirs(f"{base}/{bucket:02x}")
     os.mkdir(f"{base}/whole")
     os.mkdir(f"{base}/listed")
-    for count in range(STANDING_FILES):
-        put(standing(base, count))
-    for count in range(LISTED_FILES):
-        put(f"{base}/listed/{count:06x}.bin")
+    if kinds & {Kind.GET, Kind.HIT_FIRST, Kind.HIT_AGAIN}:
+        for count in range(STANDING_FILES):
+            put(standing(base, count))
+    if Kind.READDIR in kinds:
+        for count in range(LISTED_FILES):
+            put(f"{base}/listed/{count:06x}.bin")
 
 
 def furnish_whole(base: Path, job: Job) -> None:

@@ -119,7 +119,7 @@ def test_a_target_that_cannot_do_a_job_leaves_the_others(tmp_path, monkeypatch):
         return Sample(operations=1, bytes=0, begin_ns=0, end_ns=1)
 
     monkeypatch.setattr(rounds, "measure", fails_on_broken)
-    monkeypatch.setattr(workload, "furnish", lambda base: None)
+    monkeypatch.setattr(workload, "furnish", lambda base, kinds: None)
     (line,) = rounds.run([PUT], targets, bounds=SHORT, rounds=3, progress=lambda text: None)
     assert len(line.rates["native"]) == 3
     assert line.failures == {"broken": "put x1: Input/output error"}
@@ -166,10 +166,10 @@ def test_the_command_measures_a_mounted_pool(marks, tmp_path):
     """`kvfuse bench` compares a pool with its first disk, and leaves nothing on either."""
     with Mounted(tmp_path / "pool", 2, setup="direct") as mounted:
         told = mounted.command(
-            "bench", str(mounted.path), "--only", "^(put|get) x1$", "--rounds", "2",
+            "bench", str(mounted.path), "--only", "^(put|unlink) x1$", "--rounds", "2",
             "--seconds", "0.02",
         )  # fmt: skip
-        assert [line["job"] for line in told["lines"]] == ["put x1", "get x1"]
+        assert [line["job"] for line in told["lines"]] == ["put x1", "unlink x1"]
         assert all(line["targets"]["pool"]["ratio"]["median"] > 0 for line in told["lines"])
         assert os.listdir(mounted.path) == []
         assert not list(tmp_path.rglob("kvfuse-bench.*"))
