@@ -8,6 +8,7 @@ the server, which looks at what a client asks for before the steward has come th
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +18,7 @@ from kvfuse.disk import Disk
 from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
 
 _BLOCKED = (errno.EXDEV, errno.ELOOP, errno.ENOTDIR, errno.ENOENT)
+_PLAIN_FLAGS = (0, records.LABEL_RESIDENT)
 _FILE_BITS = ~0o6000  # a file's mode without setuid and setgid, as the pool makes them
 
 
@@ -135,26 +137,76 @@ class Reader:
 
     def _list(self, dir_id: int, dir_fd: int, here: bytes) -> None:
         device = os.fstat(dir_fd).st_dev
+        plain = self._plain(dir_id, here, device)
         self.haul.parents.append(dir_id)
+        room = self._full - self.haul.size
         with os.scandir(here or b".") as items:
             for item in items:
-                if dir_id == ROOT_ID and is_reserved(dir_id, item.name):
-                    continue
                 try:
                     if item.is_file(follow_symlinks=False):
-                        self._file(dir_id, item.name, here, device)
-                    elif item.is_dir(follow_symlinks=False):
-                        self._below(dir_id, item.name, here, device)
-                    elif item.is_symlink():
-                        self.haul.odd.append((dir_id, item.name))
+                        if not plain(item.name):
+                            self._file(dir_id, item.name, here, device)
                     else:
-                        self.haul.foreign += 1
+                        self._other(dir_id, item, here, device)
                 except OSError as exc:
                     if exc.errno not in _BLOCKED:
                         self.haul.unreadable += 1
-                if self.haul.size >= self._full:
+                room -= 1
+                if room <= 0:
                     self.flush()
                     self.haul.parents.append(dir_id)
+                    room = self._full
+
+    def _other(self, dir_id: int, item: os.DirEntry[bytes], here: bytes, device: int) -> None:
+        if is_reserved(dir_id, item.name):
+            return
+        if item.is_dir(follow_symlinks=False):
+            self._below(dir_id, item.name, here, device)
+        elif item.is_symlink():
+            self.haul.odd.append((dir_id, item.name))
+        else:
+            self.haul.foreign += 1
+
+    def _plain(self, dir_id: int, here: bytes, device: int) -> Callable[[bytes], bool]:
+        """Return what packs a file that nothing is strange about, and says whether it did."""
+        terms, attribute = self.terms, self.disk.label_name
+        if terms.adopting or terms.stale or terms.singly:
+            return lambda _name: False
+        packer = records.FilePacker(terms.number, dir_id)
+        believed = terms.floor if terms.believed is None else terms.believed
+        lstat, getxattr, split = os.lstat, os.getxattr, records.split_label
+
+        def pack(name: bytes) -> bool:
+            path = here + name
+            found = lstat(path)
+            try:
+                label_format, node_id, generation, verify, flags = split(
+                    getxattr(path, attribute, follow_symlinks=False)
+                )
+            except (OSError, struct.error):
+                return False
+            if (
+                label_format != records.FORMAT
+                or flags not in _PLAIN_FLAGS
+                or not records.FIRST_ID <= node_id < terms.floor
+                or generation > believed
+                or found.st_nlink != 1
+                or found.st_dev != device
+                or not packer.is_bound(name, verify)
+            ):
+                return False
+            haul = self.haul
+            node, entry, child, recency = packer.pack(
+                name, found, node_id, generation, records.RESIDENT if flags else 0
+            )
+            haul.nodes.append(node)
+            haul.entries.append(entry)
+            haul.children.append(child)
+            haul.recency.append(recency)
+            haul.blocks += found.st_blocks
+            return True
+
+        return pack
 
     def _below(self, dir_id: int, name: bytes, here: bytes, device: int) -> None:
         found = os.lstat(here + name)
@@ -182,43 +234,11 @@ class Reader:
             return
         label = self._label(here + name)
         haul, terms = self.haul, self.terms
-        if terms.adopting:
-            haul.odd.append((dir_id, name))
-        elif label is None:
+        if label is None and not terms.adopting:
             haul.foreign += 1
-        elif label.id >= terms.floor and found.st_nlink == 1:
-            pass  # made while the scan runs: whoever made it has recorded it
-        elif (
-            terms.singly
-            or terms.stale
-            or is_torn(label, terms)
-            or found.st_nlink > 1
-            or label.flags & records.LABEL_LINKED
-            or label.id < records.FIRST_ID
-            or label.verify != records.verify_hash(dir_id, name)
-        ):
+        elif label is None or terms.adopting or label.id < terms.floor or found.st_nlink > 1:
             haul.odd.append((dir_id, name))
-        else:
-            self._pack(file_node(terms.number, (dir_id, name), found, label, label.id))
-
-    def _pack(self, node: Node) -> None:
-        haul = self.haul
-        key = records.pack_id(node.id)
-        haul.nodes.append((key, records.pack_node(node)))
-        haul.entries.append(
-            (
-                records.entry_key(node.parent, node.name),
-                records.pack_entry(node.id, node.id, node.mode),
-            )
-        )
-        haul.children.append(
-            (
-                records.child_key(node.parent, node.id),
-                records.pack_child(node.id, node.mode, node.disk, node.name),
-            )
-        )
-        haul.recency.append((records.recency_key(node.disk, node.access, node.id), b""))
-        haul.blocks += node.blocks
+        # What is left was made while the scan runs: whoever made it has recorded it.
 
     def _label(self, path: bytes) -> Label | None:
         try:
