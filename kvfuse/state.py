@@ -39,6 +39,7 @@ from kvfuse.records import Node
 from kvfuse.reservations import Reservations
 from kvfuse.room import Rooms
 from kvfuse.routing import TempPattern, routing_name
+from kvfuse.todo import Arriving
 from kvfuse.topology import Member
 from kvfuse.transaction import Txn
 
@@ -65,18 +66,6 @@ class Rules:
     eviction: str  # the policy's name
     stale_first: bool
     counts_evictable: bool  # statfs calls available what would be evicted
-
-
-class Arriving(Protocol):
-    """Disks are still being read: what a verb relies on has to be asked for first."""
-
-    def name(self, parent: int, name: bytes, *, changes: bool = False) -> None:
-        """Make the catalog right about one name; with *changes* the caller will change it."""
-        ...
-
-    def directory(self, dir_id: int) -> None:
-        """Make the catalog right about all names in a directory."""
-        ...
 
 
 class Keeper(Protocol):
@@ -340,13 +329,19 @@ class PoolState:
         was_ghost = self.order.uses_ghosts and self.ghosts.take(node.parent, node.name)
         return self.order.committed(number, was_ghost=was_ghost)
 
-    def measure_room(self, number: int) -> None:
-        """Ask a disk whether it has room for new files; may block on it."""
+    def measure_room(self, number: int, *, is_settled: bool = True) -> None:
+        """Ask a disk whether it has room for new files; may block on it.
+
+        *is_settled*: the disk counts what was written before.
+        """
         slot = self.slots[number]
         if slot.disk is None:
             return
+        ended_bytes = self.reservations.ended(number)
         with self.on(number):
             space = slot.disk.space()
+        if is_settled:
+            self.reservations.measured(number, ended_bytes)
         self.rooms.measured(number, space, slot.disk.filesystem)
         reserve_bytes = self.rules.reserve_bytes(space.capacity_bytes)
         room = space.available_bytes > reserve_bytes and (

@@ -7,12 +7,25 @@ disks are read, and names changed while one of the disks could not be asked.
 
 import struct
 from collections.abc import Iterable
+from typing import Protocol
 
 from kvfuse import records
 from kvfuse.transaction import Txn
 
 _TODO = struct.Struct(">HQ")
 _MASK = struct.Struct("<Q")
+
+
+class Arriving(Protocol):
+    """Disks are still being read: what a verb relies on has to be asked for first."""
+
+    def name(self, parent: int, name: bytes, *, changes: bool = False) -> None:
+        """Make the catalog right about one name; with *changes* the caller will change it."""
+        ...
+
+    def directory(self, dir_id: int) -> None:
+        """Make the catalog right about all names in a directory."""
+        ...
 
 
 def add_todo(txn: Txn, number: int, dir_id: int) -> None:
