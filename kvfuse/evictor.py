@@ -32,8 +32,12 @@ RIPE_INTERVAL_S = 0.02
 BATCH = 32
 AHEAD_RATIO = 0.05  # of a disk: condemned at least, above the low watermark
 AHEAD_RATIO_MAX = 0.5
+UNSETTLED_RATIO = 0.02  # of a btrfs disk: written, and not in its own count yet
 _RATE_WINDOW_S = 2.0
-_RETURNS_S = {"xfs": 0.5, "btrfs": 1.0}  # how long after an unlink a file system gives the room back
+_RETURNS_S = {
+    "xfs": 0.5,
+    "btrfs": 1.0,
+}  # how long after an unlink a file system gives the room back
 
 
 class Evictor:
@@ -127,13 +131,26 @@ class Evictor:
                 finally:
                     os.close(fd)
                 state.reservations.written(node_id, blocks * records.BLOCK_BYTES)
-        state.measure_room(number)
+        state.measure_room(number, is_settled=self._settle_writes())
         state.leases.be_quiet(on=any(state.rooms.is_filling(n) for n in state.carriers))
         state.leases.prune()
         usage = state.rooms.usage(number)
         if usage is not None:
             self._rate.note(time.monotonic(), usage.used_bytes + self._freed_bytes)
         return usage
+
+    def _settle_writes(self) -> bool:
+        """See to it that a measurement covers what was written before; whether it does now."""
+        disk, rooms = self._state.carriers[self._number].disk, self._state.rooms
+        if disk.filesystem != "btrfs":
+            return True
+        largest_bytes = rooms.largest_bytes(self._number)
+        ended_bytes = self._state.reservations.ended(self._number)
+        if largest_bytes is None or ended_bytes <= largest_bytes * UNSETTLED_RATIO:
+            return False
+        with self._state.on(self._number):
+            disk.sync()
+        return True
 
     # -- how much
 

@@ -13,7 +13,7 @@ from kvfuse.disk import Disk
 from kvfuse.handles import OpenFile, OpenInode
 from kvfuse.health import Fault, fault_of
 from kvfuse.intents import speaks_of
-from kvfuse.records import HITS_BITS, Node, State
+from kvfuse.records import BLOCK_BYTES, HITS_BITS, Node, State
 from kvfuse.state import PoolState
 
 FALLOC_KEEP_SIZE = 1
@@ -321,6 +321,7 @@ class Files:
                 place = state.place(now, generation)
                 txn.put_node(done._replace(access=place, atime_ns=now.atime_ns), now)
         self._unsettled.pop(node_id, None)
+        state.reservations.finished(node_id, found.st_blocks * BLOCK_BYTES)
         if not node.access:
             state.leases.committed(node_id)
         state.learn_size((node.parent, node.name), found.st_size)

@@ -210,7 +210,7 @@ class Leases:
                 _, node_id = self._passing.popleft()
                 watch = self.watched.get(node_id)
                 if isinstance(watch, _Gone) or (
-                    isinstance(watch, _Spared) and watch.until_s <= now_s
+                    isinstance(watch, _Spared) and watch.until_s + 2 * self.silence_s <= now_s
                 ):
                     self._drop(node_id)
 

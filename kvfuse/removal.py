@@ -121,9 +121,8 @@ def is_in_use(state: PoolState, node: Node) -> bool:
     except FileNotFoundError:
         return False  # removed behind our back: so may its record be
     except OSError as exc:
-        if exc.errno in (errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP):
-            return False  # no leases here: the handles are all that is known
-        return True
+        # Where there are no leases the handles are all that is known.
+        return exc.errno not in (errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP)
 
 
 def _forget(state: PoolState, units: Sequence[Unit], why: str) -> list[Unit]:

@@ -40,6 +40,7 @@ class Reservations:
         self._by_disk: dict[int, int] = {}
         self._unwritten: dict[int, int] = {}
         self._files: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
         self._promised: dict[tuple[int, bytes], int] = {}
         self._turn = -1
 
@@ -70,9 +71,31 @@ class Reservations:
             return self._sizes.estimate(kind)
 
     def end(self, node_id: int) -> None:
-        """The file takes no more room than its record says."""
+        """The file takes no more room than its record says, and the disk when it is next asked."""
         with self._mutex:
+            held = self._held.get(node_id)
+            if held is not None:
+                ended_bytes = self._ended.get(held.disk, 0) + held.unwritten_bytes
+                self._ended[held.disk] = ended_bytes
             self._replace(node_id, None)
+
+    def finished(self, node_id: int, size_bytes: int) -> None:
+        """A file is written, and takes *size_bytes*."""
+        with self._mutex:
+            held = self._held.get(node_id)
+            if held is not None:
+                written_bytes = min(held.written_bytes, size_bytes)
+                held = held._replace(estimate_bytes=size_bytes, written_bytes=written_bytes)
+                self._replace(node_id, held)
+
+    def ended(self, disk: int) -> int:
+        """Return how many bytes of ended reservations no measurement of *disk* covers yet."""
+        return self._ended.get(disk, 0)
+
+    def measured(self, disk: int, ended_bytes: int) -> None:
+        """A measurement of *disk*, begun when that much was :meth:`ended`, covers it."""
+        with self._mutex:
+            self._ended[disk] = max(0, self._ended.get(disk, 0) - ended_bytes)
 
     def recorded(self, node_id: int, size_bytes: int) -> None:
         """The record of a file that is still written counts *size_bytes* of it by now."""
@@ -98,8 +121,8 @@ class Reservations:
         return self._by_disk.get(disk, 0)
 
     def unwritten(self, disk: int) -> int:
-        """Return how many bytes are reserved on *disk* that the disk does not count yet."""
-        return self._unwritten.get(disk, 0)
+        """Return how many bytes are reserved on *disk* that no measurement of it covers yet."""
+        return self._unwritten.get(disk, 0) + self._ended.get(disk, 0)
 
     def files(self, disk: int) -> int:
         """Return how many files that are written on *disk* have a reservation."""

@@ -141,6 +141,7 @@ class Box:
         self.paths = disks
         self.placement = placement
         self.serve_displaced = True
+        self.space: dict[str, object] = {"reserve": 0}
         self._uuids = itertools.count(1)  # the same for every box: names have the same owners
         self.pool: Pool | None = None
         self.disks: DiskSet | None = None
@@ -156,7 +157,7 @@ class Box:
             "serve_displaced": self.serve_displaced,
             "allow_shared_device": True,
         }
-        return Config.model_validate({"pool": pool, "space": {"reserve": 0}})
+        return Config.model_validate({"pool": pool, "space": self.space})
 
     def open(
         self, paths: list[Path] | None = None, *, upkeep: bool = True, at_once: bool = False
