@@ -28,21 +28,36 @@ END_S = 30.0
 
 
 class DirectMount:
-    """A pool mounted at ``path`` from ``with`` to its end."""
+    """A pool mounted at ``path`` from ``with`` to its end.
 
-    def __init__(self, base: Path, disks: Sequence[Path] | int = 2, **options: object) -> None:
+    *by_fusermount* mounts and unmounts as a process without privilege does.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        disks: Sequence[Path] | int = 2,
+        *,
+        by_fusermount: bool = False,
+        **options: object,
+    ) -> None:
         self.base = base
         self.path = base / "mount"
         if isinstance(disks, int):
             disks = [base / f"disk{number}" for number in range(disks)]
         self.disks = list(disks)
         self._options = options
+        self._by_fusermount = by_fusermount
         self._log = base / "daemon.log"
 
     def __enter__(self) -> Self:
         for directory in (self.base, self.path, *self.disks):
             directory.mkdir(parents=True, exist_ok=True)
-        what = {"disks": [str(disk) for disk in self.disks], "options": self._options}
+        what = {
+            "disks": [str(disk) for disk in self.disks],
+            "options": self._options,
+            "by_fusermount": self._by_fusermount,
+        }
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.directmount", str(self.base), json.dumps(what)],
@@ -154,6 +169,7 @@ def main() -> None:
     """Serve until the standard input ends, or somebody unmounts."""
     from kvfuse.config import parse
     from kvfuse.diskset import DiskSpec, open_disks
+    from kvfuse.drivers.direct import device
     from kvfuse.drivers.direct.session import DirectOptions, DirectSession
     from kvfuse.pool import open_pool
     from kvfuse.stop import Stop
@@ -176,6 +192,8 @@ def main() -> None:
     )  # fmt: skip
     (base / "run" / disks.pool_id).mkdir(parents=True, exist_ok=True)
     pool = open_pool(config, disks)
+    if what["by_fusermount"]:
+        device.may_mount = lambda: False
     timeouts: list[int] = []
     note_timeout = pool.note_timeout
     pool.note_timeout = lambda number: (timeouts.append(number), note_timeout(number))[1]

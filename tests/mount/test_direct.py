@@ -4,8 +4,10 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -356,6 +358,13 @@ def test_what_is_refused_has_an_errno_of_its_own(mounted: DirectMount):
         with pytest.raises(OSError, match=os.strerror(code)):
             verb()
 
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        os.open(mounted.path, os.O_TMPFILE | os.O_RDWR)
+    with opened(path, os.O_RDONLY) as fd, pytest.raises(OSError, match=os.strerror(errno.ENOTTY)):
+        termios.tcgetattr(fd)
+    birth = subprocess.run(["stat", "-c", "%W %s", path], check=True, capture_output=True)
+    assert birth.stdout == b"0 0\n"  # STATX is answered; a time of birth is not kept
+
     os.setxattr(path, "user.crc", b"12345678")
     assert os.getxattr(path, "user.crc") == b"12345678"
     assert os.listxattr(path) == ["user.crc"]
@@ -450,6 +459,20 @@ def test_a_mount_ends_when_somebody_else_unmounts_it(tmp_path: Path):
         (mounted.path / "file").write_bytes(b"data")
         subprocess.run(["umount", mounted.path], check=True)
         assert mounted.process.wait(30) == 0
+
+
+@pytest.mark.skipif(shutil.which("fusermount3") is None, reason="needs fusermount3")
+def test_a_process_that_may_not_mount_has_fusermount3_do_it(tmp_path: Path):
+    """The descriptor comes from there; the options are the same, and so is the end."""
+    with DirectMount(tmp_path, by_fusermount=True) as mounted:
+        (mounted.path / "file").write_bytes(b"data")
+        assert (mounted.path / "file").read_bytes() == b"data"
+        line = next(
+            line for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if f" {mounted.path} " in line
+        )  # fmt: skip
+        for word in ("nosuid", "nodev", "fuse.kvfuse", "default_permissions", "allow_other"):
+            assert word in line
 
 
 def test_a_mount_in_use_is_detached_and_its_users_go_on_reading(tmp_path: Path):
