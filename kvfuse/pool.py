@@ -116,12 +116,14 @@ class Pool:
         state = self._state
         state.arrive_all(node_id)
         found: list[DirEntry] = []
+        readable = {NO_DISK, *filter(self._disk_is_read, state.slots)}
+        hides_stale = not state.rules.serve_displaced
         with state.catalog.read() as txn:
             state.directory(txn, node_id)
             for entry in txn.children(node_id, cookie):
-                if entry.disk != NO_DISK and not self._disk_is_read(entry.disk):
+                if entry.disk not in readable:
                     continue
-                if not state.rules.serve_displaced and self._is_stale(txn, entry.id):
+                if hides_stale and self._is_stale(txn, entry.id):
                     continue
                 found.append(entry)
                 if len(found) == limit:

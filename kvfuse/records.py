@@ -117,6 +117,7 @@ _PARENT_OFFSET = _NODE_BYTES - _PARENT.size
 _new = tuple.__new__  # half the time of _make
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk
+_CHILD_BYTES = _CHILD.size
 _U64 = struct.Struct(">Q")
 _RECENCY = struct.Struct(">HQQ")  # disk, access, id
 _DIR_COOKIE = struct.Struct(">QQ")
@@ -215,9 +216,8 @@ def pack_child(child: int, mode: int, disk: int, name: bytes) -> bytes:
 
 def unpack_child(key: bytes, value: bytes) -> DirEntry:
     """Return the directory entry stored in the listing index."""
-    cookie = _DIR_COOKIE.unpack(key)[1]
-    child, mode, disk = _CHILD.unpack_from(value)
-    return DirEntry(cookie, child, mode, disk, bytes(value[_CHILD.size :]))
+    fields = (*_U64.unpack_from(key, 8), *_CHILD.unpack_from(value), value[_CHILD_BYTES:])
+    return _new(DirEntry, fields)
 
 
 class Label(NamedTuple):

@@ -10,6 +10,7 @@ changed default changes where files go, so it goes with ``records.FORMAT``.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 PATTERN_CHARS_MAX = 200
 _GROUP = "final"
@@ -141,8 +142,20 @@ def _routing_base(name: bytes, patterns: Sequence[TempPattern]) -> bytes:
 
 def _match(name: bytes, patterns: Sequence[TempPattern]) -> tuple[TempPattern, bytes | None] | None:
     # Nearly every name is a final one, and all default forms have this in them: 0.1 µs, not 4.
-    if patterns is DEFAULT_PATTERNS and b".tmp" not in name:
-        return None
+    if patterns is DEFAULT_PATTERNS:
+        return _match_default(name) if b".tmp" in name else None
+    return _first_match(name, patterns)
+
+
+@lru_cache(maxsize=1024)
+def _match_default(name: bytes) -> tuple[TempPattern, bytes | None] | None:
+    # A put asks half a dozen times about one name: to place it, to estimate it, to rename it.
+    return _first_match(name, DEFAULT_PATTERNS)
+
+
+def _first_match(
+    name: bytes, patterns: Sequence[TempPattern]
+) -> tuple[TempPattern, bytes | None] | None:
     for pattern in patterns:
         match = pattern.regex.fullmatch(name)
         if match is None:

@@ -141,10 +141,11 @@ class Txn:
         cursor = self._txn.cursor(db=self._db[b"children"])
         if not cursor.set_range(records.child_key(parent, after + 1)):
             return
+        unpack = records.unpack_child
         for key, value in cursor.iternext():
             if key[:8] != prefix:
                 return
-            yield records.unpack_child(key, value)
+            yield unpack(key, value)
 
     def entries(self) -> Iterator[tuple[int, bytes, int, int, int]]:
         """Yield (directory id, name, child id, cookie, type bits) of every name of the pool."""

@@ -226,7 +226,9 @@ class Names:
         limit = room // (_DIRENT_PLUS_BYTES_MIN if plus else _DIRENT_BYTES_MIN) + 1
         while entries := self._listed(request.node, offset, min(limit, _LISTED_MAX)):
             for entry in entries:
-                part = self._dirent(entry, plus=plus)
+                part = replies.dirent(entry.cookie, entry.id, entry.mode, entry.name)
+                if plus:
+                    part = self._dirent_plus(entry, part)
                 room -= len(part)
                 if room < 0:
                     return b"".join(parts)
@@ -244,10 +246,7 @@ class Names:
         dots.append(DirEntry(_COOKIE_DOT_DOT, pool.parent_of(node_id), 0o040000, NO_DISK, b".."))
         return dots
 
-    def _dirent(self, entry: DirEntry, *, plus: bool) -> bytes:
-        plain = replies.dirent(entry.cookie, entry.id, entry.mode, entry.name)
-        if not plus:
-            return plain
+    def _dirent_plus(self, entry: DirEntry, plain: bytes) -> bytes:
         if entry.cookie <= _COOKIE_DOT_DOT:
             return replies.dirent_plus(plain, None, self._timeouts)
         try:

@@ -44,6 +44,8 @@ _SENT = (
 )  # fmt: skip
 _sent: Callable[[Node], tuple[int, ...]] = operator.itemgetter(*map(Node._fields.index, _SENT))
 
+_PADDING = [bytes(-length % 8) for length in range(8)]  # after a name of that length, modulo 8
+
 HEADER_BYTES = _OUT.size
 _BLOCK_SIZE_BYTES = 4096
 _NS = 1_000_000_000
@@ -206,7 +208,8 @@ def init(unique: int, reply: InitReply) -> bytes:
 
 def dirent(cookie: int, node_id: int, mode: int, name: bytes) -> bytes:
     """Return one entry of a READDIR reply; *cookie* is the offset that goes on after it."""
-    return _DIRENT.pack(node_id, cookie, len(name), mode >> 12) + name + bytes(-len(name) % 8)
+    length = len(name)
+    return _DIRENT.pack(node_id, cookie, length, mode >> 12) + name + _PADDING[length & 7]
 
 
 def dirent_plus(entry: bytes, node: Node | None, timeouts: Timeouts) -> bytes:
