@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvfuse import durability, records
+from kvfuse import durability, records, soundness
 from kvfuse.catalog import Catalog
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.errors import CatalogDamagedError
@@ -63,7 +63,9 @@ def _trusted(path: Path, disks: DiskSet, *, same_boot: bool) -> Catalog | None:
     if not (path / "data.mdb").exists():
         return None
     try:
+        soundness.check(path)
         catalog = Catalog(path)
+        soundness.break_seal(path)
     except CatalogDamagedError as exc:
         _log.warning("%s; the disks are scanned instead", exc)
         return None

@@ -28,7 +28,7 @@ from typing import Any
 
 import lmdb
 
-from kvfuse import records
+from kvfuse import records, soundness
 from kvfuse.errors import CatalogDamagedError
 from kvfuse.transaction import Txn
 
@@ -132,7 +132,9 @@ class Catalog:
         self._env.copy(str(fresh), compact=True)
         _sync(fresh / "data.mdb")
         target.mkdir(mode=0o700, exist_ok=True)
+        soundness.break_seal(target)
         os.replace(fresh / "data.mdb", target / "data.mdb")
+        soundness.seal(target)
         _sync(target)
         _clear(fresh)
 

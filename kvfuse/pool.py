@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvfuse import soundness
 from kvfuse.arrivals import Arrivals
 from kvfuse.attributes import AttrChanges, Attributes
 from kvfuse.bringup import bring_up
@@ -306,6 +307,11 @@ class Pool:
         for carriers in state.carriers.values():
             carriers.close()
         state.catalog.close()
+        if clean:
+            try:
+                soundness.seal(state.catalog.path)
+            except OSError as exc:
+                _log.warning("catalog: not sealed: %s", exc)
 
     def _settle_disks(self) -> None:
         """Finish backlogs and make the disks durable, as far as they let us."""

@@ -307,7 +307,7 @@ class FilePacker:
         """Whether *verify* of a label binds a file to *name* here."""
         return verify == blake3(self._prefix + name).digest(8)
 
-    def pack(self, name: bytes, found: Any, node_id: int, generation: int, flags: int) -> Packed:
+    def pack(self, name: bytes, found: Any, node_id: int, generation: int, flags: int) -> Packed:  # noqa: ANN401
         """Return key and value for ``nodes``, ``entries``, ``children`` and ``recency``.
 
         *found* is an ``os.stat_result``.

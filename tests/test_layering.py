@@ -16,7 +16,7 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk sighting identity whereabouts candidates adoption diskset
+    "edges": """syscalls root disk sighting soundness identity whereabouts candidates adoption diskset
         transaction catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
         reservations leases ghosts room tasks homes state placing removal line patrol selection

@@ -161,6 +161,28 @@ def test_damaged_catalog_is_rebuilt_from_the_disks(damage):
         box.check()
 
 
+def _spoil(data: Path) -> None:
+    """Noise over the second half only: where LMDB begins all looks well."""
+    pages = _used_pages(data)
+    with data.open("r+b") as file:
+        file.seek(pages // 2 * 4096)
+        file.write(os.urandom((pages - pages // 2) * 4096))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_noise_in_the_middle_is_noticed(clean):
+    """After a clean end by the digest; after a death because reading it through fails."""
+    with boxed() as box:
+        seen = fill(box)
+        box.close() if clean else box.drop()
+        for catalog in box.catalogs():
+            _spoil(catalog / "data.mdb")
+        pool = box.open()
+        assert files(tree(pool)) == files(seen)
+        assert pool.status()["recovery"]["files"] > 0, "nothing was read"
+        box.check()
+
+
 def test_catalog_of_another_format_is_rebuilt():
     """A format this version does not know is as good as none."""
     with boxed() as box:
