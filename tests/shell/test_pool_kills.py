@@ -3,43 +3,19 @@
 Death before step k+1 is death after step k, so each step is tried from both sides.
 """
 
-import os
 from collections import Counter
 
 import pytest
 
 from kvfuse.check import Kind
-from tests.shell.faults import make_faulty
-from tests.shell.pools import Box, Tree, boxed, files, tree
+from tests.shell.deaths import die_at
+from tests.shell.pools import Tree, boxed, files, tree
 from tests.shell.verbs import VERBS, Verb
 
 STEPS_MAX = 60
-KILLED = 9
 IN_TIME, TOO_LATE = "killed", "done"
 BEFORE: dict[str, Tree] = {}
 AFTER: dict[str, Tree] = {}
-
-
-def die_at(box: Box, verb: Verb, at: int) -> str:
-    """Let another process run the verb and die before step *at*, or right after its end."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            pool = box.open(upkeep=False)
-            arguments = verb.prepare(pool)
-            faults = make_faulty(pool)
-            faults.arm(at, lambda: os._exit(KILLED))
-            verb.act(pool, *arguments)
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - never back into the parent's test
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, KILLED), f"{verb.name}: step {at}: the process ended with {code}"
-    return IN_TIME if code == KILLED else TOO_LATE
 
 
 def learn(verb: Verb) -> None:
@@ -57,7 +33,7 @@ def sweep(verb: Verb, judge, *, lose_catalog: bool) -> None:
         learn(verb)
     for at in range(1, STEPS_MAX):
         with boxed() as box:
-            end = die_at(box, verb, at)
+            end = IN_TIME if die_at(box, verb.name, at) else TOO_LATE
             if lose_catalog:
                 box.lose_catalog()
             pool = box.open(upkeep=False)
