@@ -140,6 +140,25 @@ class DirectMount:
         raise AssertionError(f"no name goes to disk {number}")
 
 
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def settled(mounted: DirectMount) -> None:
+    """Wait until every RELEASE has arrived: they come after close has returned."""
+    for _ in range(500):
+        state = mounted.ask("ids")
+        if state["open"] == 0 and not state["backing"]:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"still open: {state}")
+
+
 def _answer(session: Any, timeouts: list[int], words: list[str]) -> object:
     match words:
         case ["counters"]:
