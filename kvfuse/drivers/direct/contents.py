@@ -73,9 +73,7 @@ class _WarmFiles:
 class Contents:
     """Handlers of open files."""
 
-    def __init__(
-        self, pool: Pool, modes: DataModes, *, created: Timeouts, temp: Timeouts
-    ) -> None:
+    def __init__(self, pool: Pool, modes: DataModes, *, created: Timeouts, temp: Timeouts) -> None:
         self._pool = pool
         self._modes = modes
         self._created = created
