@@ -47,6 +47,8 @@ class Evictor:
         self._state = state
         self._number = number
         self._tasks = tasks
+        # It frees nothing, and counts nothing, before its transaction ends.
+        self._counts_late = state.carriers[number].disk.filesystem == "btrfs"
         self._line = Line(state, number)
         self._patrol = Patrol(state, number, tasks)
         self._task: Task | None = None
@@ -130,7 +132,9 @@ class Evictor:
                     blocks = os.fstat(fd).st_blocks
                 finally:
                     os.close(fd)
-                state.reservations.written(node_id, blocks * records.BLOCK_BYTES)
+                state.reservations.written(
+                    node_id, blocks * records.BLOCK_BYTES, is_counted=not self._counts_late
+                )
         state.measure_room(number, is_settled=self._settle_writes())
         state.leases.be_quiet(on=any(state.rooms.is_filling(n) for n in state.carriers))
         state.leases.prune()
@@ -142,7 +146,7 @@ class Evictor:
     def _settle_writes(self) -> bool:
         """See to it that a measurement covers what was written before; whether it does now."""
         disk, rooms = self._state.carriers[self._number].disk, self._state.rooms
-        if disk.filesystem != "btrfs":
+        if not self._counts_late:
             return True
         largest_bytes = rooms.largest_bytes(self._number)
         ended_bytes = self._state.reservations.ended(self._number)
@@ -240,7 +244,7 @@ class Evictor:
         """See to it that a measurement counts what was removed."""
         self._freed_bytes += size_bytes
         disk = self._state.carriers[self._number].disk
-        if disk.filesystem == "btrfs":  # frees nothing before its transaction ends
+        if self._counts_late:
             with contextlib.suppress(OSError), self._state.on(self._number):
                 disk.sync()
         returns_s = _RETURNS_S.get(disk.filesystem or "")

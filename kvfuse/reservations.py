@@ -104,12 +104,16 @@ class Reservations:
             if held is not None:
                 self._replace(node_id, held._replace(recorded_bytes=size_bytes))
 
-    def written(self, node_id: int, size_bytes: int) -> None:
-        """The disk counts *size_bytes* of a file that is still written by now."""
+    def written(self, node_id: int, size_bytes: int, *, is_counted: bool = True) -> None:
+        """A file that is still written has *size_bytes* by now; does the disk count them?"""
         with self._mutex:
             held = self._held.get(node_id)
-            if held is not None:
+            if held is None:
+                return
+            if is_counted:
                 self._replace(node_id, held._replace(written_bytes=size_bytes))
+            elif size_bytes > held.estimate_bytes:
+                self._replace(node_id, held._replace(estimate_bytes=size_bytes))
 
     def learn(self, kind: Kind, size_bytes: int) -> None:
         """A file of *kind* was finished with *size_bytes*."""
