@@ -22,14 +22,16 @@ import msgspec
 from kvfuse import durability, records
 from kvfuse.bringup import How, put_scans, scans
 from kvfuse.disk import Disk
-from kvfuse.records import ROOT_ID
+from kvfuse.records import ROOT_ID, Node
 from kvfuse.sighting import Haul, Reader, Terms
 from kvfuse.state import PoolState
 from kvfuse.takein import Findings, TakeIn
-from kvfuse.todo import add_todo, forget, mark_scanned, note_gone, scanned, todo
+from kvfuse.todo import add_todo, forget, is_todo, mark_scanned, note_gone, scanned, todo
 from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
+_ASKED_LATELY_S = 0.05
+_URGENT_MAX = 1024  # directories to be read first, of each disk
 _ASKED_MAX = 8192  # names remembered as asked for
 _HAUL = 128  # records a transaction: well below a millisecond
 _SMALL_BYTES = 64 << 10  # of a directory, as stat tells: some thousand names at most
@@ -59,6 +61,8 @@ class Arrivals:
         self._lost: dict[tuple[int, int], int] = {}
         self.takers: dict[int, TakeIn] = {}  # of disks still to be read
         self.found: dict[int, Findings] = {}
+        self._asked_s = 0.0
+        self._urgent: dict[int, dict[int, None]] = {}
         self.began_s = time.monotonic()
         self.seconds = 0.0
         with state.catalog.write() as txn:
@@ -123,10 +127,11 @@ class Arrivals:
         place = (parent, name)
         if place in self._asked and not changes:
             return
-        numbers, above = self._unread(parent)
-        if numbers and place not in self._asked:
-            if above is not None:
-                self.name(*above)
+        self._asked_s = time.monotonic()
+        numbers, directory = self._unread(parent)
+        if numbers and directory is not None and place not in self._asked:
+            if parent != ROOT_ID:
+                self.name(directory.parent, directory.name)
             self._ask(place, numbers)
         if changes and any(not self._can_ask(number) for number in tuple(self.takers)):
             with self._state.catalog.write() as txn:
@@ -134,15 +139,20 @@ class Arrivals:
 
     def directory(self, dir_id: int) -> None:
         """Make the catalog right about all names in a directory."""
-        numbers, above = self._unread(dir_id)
-        if numbers and above is not None:
-            self.name(*above)
+        self._asked_s = time.monotonic()
+        numbers, directory = self._unread(dir_id)
+        if numbers and directory is not None and dir_id != ROOT_ID:
+            self.name(directory.parent, directory.name)
         for number in sorted(numbers, key=self._is_doubtful):
             with contextlib.suppress(OSError):  # noted in the disk's health
                 self.read(number, dir_id)
 
-    def _unread(self, dir_id: int) -> tuple[list[int], tuple[int, bytes] | None]:
-        """Return the usable disks a directory was not read on, and where the directory is."""
+    def is_asked(self) -> bool:
+        """Whether verbs have lately had to ask: then reading must leave them the machine."""
+        return time.monotonic() - self._asked_s < _ASKED_LATELY_S
+
+    def _unread(self, dir_id: int) -> tuple[list[int], Node | None]:
+        """Return the usable disks a directory was not read on, and its record."""
         with self._state.catalog.read() as txn:
             node = txn.node(dir_id)
             mask = scanned(txn, dir_id)
@@ -156,7 +166,7 @@ class Arrivals:
             and self._can_ask(number)
             and not mask & records.carrier_bit(number)
         ]
-        return numbers, None if dir_id == ROOT_ID else (node.parent, node.name)
+        return numbers, node
 
     def _can_ask(self, number: int) -> bool:
         slot = self._state.slots[number]
@@ -168,21 +178,40 @@ class Arrivals:
         return taker is not None and taker.terms.stale
 
     def _ask(self, place: tuple[int, bytes], numbers: list[int]) -> None:
-        is_known = True
-        with self._state.locks.hold(place, shared=(place[0],)):
-            for number in sorted(numbers, key=self._is_doubtful):
-                taker = self.takers.get(number)
-                if taker is None:
-                    continue  # read to its end meanwhile
-                try:
-                    taker.look(*place)
-                except OSError:
-                    is_known = False
-        if is_known:
-            with self._mutex:
-                if len(self._asked) >= _ASKED_MAX:
-                    self._asked.clear()
-                self._asked[place] = None
+        with self._state.catalog.read() as txn:
+            directory = txn.node(place[0])
+        if directory is None:
+            return
+        try:
+            # A disk has nothing there, or all changes of it since have gone through the catalog.
+            there = [number for number in numbers if self._has(number, directory, place[1])]
+            if there:
+                with self._state.locks.hold(place, shared=(place[0],)):
+                    for number in sorted(there, key=self._is_doubtful):
+                        taker = self.takers.get(number)
+                        if taker is not None:  # else read to its end meanwhile
+                            taker.look(*place)
+        except OSError:
+            return  # noted in the disk's health; asked again as long as it is read
+        with self._mutex:
+            if len(self._asked) >= _ASKED_MAX:
+                self._asked.clear()
+            self._asked[place] = None
+            for number in numbers:
+                urgent = self._urgent.setdefault(number, {})
+                if len(urgent) < _URGENT_MAX:
+                    urgent[place[0]] = None
+
+    def _has(self, number: int, directory: Node, name: bytes) -> bool:
+        """Whether a disk has anything at a name."""
+        if directory.id != ROOT_ID and not directory.ino & records.carrier_bit(number):
+            return False
+        with self._state.on(number) as carriers:
+            try:
+                carriers.disk.stat(carriers.find(directory.id).fd, name)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
 
     # -- reading
 
@@ -246,6 +275,21 @@ class Arrivals:
                 )  # fmt: skip
             with self._state.catalog.write() as txn:
                 mark_scanned(txn, number, [dir_id])
+
+    def urgent(self, number: int, limit: int) -> list[tuple[int, bytes]]:
+        """Return (id, path) of directories on a disk that verbs had to ask for, once each."""
+        with self._mutex:
+            asked = self._urgent.get(number, {})
+            dir_ids = [asked_id for asked_id, _ in zip(list(asked), range(limit), strict=False)]
+            for dir_id in dir_ids:
+                del asked[dir_id]
+        found: list[tuple[int, bytes]] = []
+        with self._state.catalog.read() as txn:
+            for dir_id in dir_ids:
+                path = txn.path(dir_id)
+                if path is not None and is_todo(txn, number, dir_id):
+                    found.append((dir_id, path))
+        return found
 
     def work(self, number: int, after: int, limit: int) -> list[tuple[int, bytes]]:
         """Return (id, path) of directories still to be read on a disk, with ids above *after*."""

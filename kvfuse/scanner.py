@@ -21,10 +21,12 @@ from kvfuse.reading import Job, Line, Report, Work
 from kvfuse.state import PoolState
 
 _log = logging.getLogger(__name__)
-_DIRECTORIES = 64  # of one piece of work
+_DIRECTORIES = 8  # of one piece of work: what is asked for waits for two of them
 _AHEAD = 2  # pieces of work a steward has at once
 _DEATHS_MAX = 3  # of stewards that brought nothing
 _POLL_S = 0.1
+_REST = 5  # times as long as a haul took, while verbs have to ask
+_REST_S_MAX = 0.02
 _RETRY_S = 1.0
 
 
@@ -37,6 +39,7 @@ class Scanner:
         self._files_per_s = files_per_s
         self._stopping = threading.Event()
         self._lives: dict[int, _Life] = {}
+        self._pace = _Pace(arrivals, self._stopping)
         self.restarts = 0
         self._threads = [
             threading.Thread(
@@ -75,7 +78,7 @@ class Scanner:
                 self._stopping.wait(_POLL_S)
                 continue
             try:
-                life = _Life(self._state, self._arrivals, number, self._files_per_s)
+                life = _Life(self._state, self._arrivals, number, self._files_per_s, self._pace)
                 self._lives[number] = life
                 if self._stopping.is_set():
                     life.kill()
@@ -111,12 +114,39 @@ class Scanner:
             self._arrivals.read(number, dir_id)
 
 
+class _Pace:
+    """One haul at a time; while verbs have to ask, most of the time none.
+
+    A client's lookup needs this interpreter, the catalog's writer and a processor: each haul that
+    is taken in, and each that stewards read meanwhile, makes it wait.
+    """
+
+    def __init__(self, arrivals: Arrivals, stopping: threading.Event) -> None:
+        self._arrivals = arrivals
+        self._stopping = stopping
+        self._mutex = threading.Lock()
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        self._began_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._arrivals.is_asked():
+                taken_s = time.monotonic() - self._began_s
+                self._stopping.wait(min(_REST_S_MAX, _REST * taken_s))
+        finally:
+            self._mutex.release()
+
+
 class _Life:
     """One steward, from its start to its end."""
 
     def __init__(
-        self, state: PoolState, arrivals: Arrivals, number: int, files_per_s: float
+        self, state: PoolState, arrivals: Arrivals, number: int, files_per_s: float, pace: "_Pace"
     ) -> None:
+        self._pace = pace
         self._arrivals = arrivals
         self._number = number
         self._after = 0
@@ -165,7 +195,8 @@ class _Life:
 
     def _take(self, report: Report) -> None:
         haul = report.haul
-        self._arrivals.take(self._number, haul)
+        with self._pace:
+            self._arrivals.take(self._number, haul)
         self.handed.difference_update(haul.done, (dir_id for dir_id, _ in haul.lost))
         self.brought = self.brought or haul.size > 0
 
@@ -181,6 +212,10 @@ class _Life:
 
     def _next(self) -> list[tuple[int, bytes]]:
         """Return directories that are still to be read and that nobody reads."""
+        urgent = self._arrivals.urgent(self._number, _DIRECTORIES)
+        urgent = [item for item in urgent if item[0] not in self.handed]
+        if urgent:
+            return urgent
         for start in (self._after, 0):
             after = start
             while found := self._arrivals.work(self._number, after, _DIRECTORIES):

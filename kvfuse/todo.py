@@ -47,6 +47,11 @@ def todo(txn: Txn, number: int, after: int, limit: int) -> list[int]:
     return found
 
 
+def is_todo(txn: Txn, number: int, dir_id: int) -> bool:
+    """Whether a directory was found on a disk, and not read there."""
+    return bool(txn.cursor(b"todo").set_key(_TODO.pack(number, dir_id)))
+
+
 def scanned(txn: Txn, dir_id: int) -> int:
     """Return the bits of the disks on which a directory was read."""
     value = txn.cursor(b"scanned").get(records.pack_id(dir_id))
