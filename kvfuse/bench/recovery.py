@@ -27,6 +27,8 @@ from kvfuse.topology import Member
 _KVFUSE = [sys.executable, "-m", "kvfuse"]
 _PER_DIRECTORY = 2000
 _LOOKUPS = 3000
+_ROUNDS = 500  # lookups between two looks at the status
+_PAUSE_S = 0.002
 _WAIT_S = 600.0
 
 
@@ -96,9 +98,7 @@ def lay_files(disks: list[Path], count: int) -> int:
             carriers.append(ground.ensure(ground.root(), name, wanted))
         for path in _names(index, count // directories):
             key = name + b"/" + path
-            owner = placement.candidates(
-                routing_name(key), members, placement.Policy.RENDEZVOUS
-            )[0]
+            owner = placement.candidates(routing_name(key), members, placement.Policy.RENDEZVOUS)[0]
             number = number_of[owner]
             label = records.Label(next_id, next_id, records.verify_hash(dir_id, path), 0)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=carriers[number].fd)
@@ -158,7 +158,9 @@ def measure(lab: Lab, files: int, directories: int) -> dict[str, Any]:
     during: list[float] = []
     deadline_s = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline_s:
-        during += lookups.time_some(100)
+        for _ in range(_ROUNDS):
+            during += lookups.time_some(1)
+            time.sleep(_PAUSE_S)
         recovery = lab.status()["recovery"]
         tell(f"{recovery['files']} files found")
         if recovery["state"] == "complete":
