@@ -140,7 +140,11 @@ def preallocating_more_than_a_disk_is_enospc(place: Place) -> None:
     fd = os.open(place.root / "kv_cache.data", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     with refused(errno.ENOSPC if place.capabilities.fallocate else errno.EOPNOTSUPP):
         fallocate(fd, 0, 0, length)
-    os.ftruncate(fd, length)
+    if place.capabilities.beyond_disk:
+        os.ftruncate(fd, length)
+    else:
+        with refused(errno.ENOSPC):
+            os.ftruncate(fd, length)
     os.close(fd)
     os.unlink(place.root / "kv_cache.data")
 

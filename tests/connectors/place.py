@@ -18,6 +18,7 @@ class Capabilities:
     """What a place can do beyond plain reads and writes. ``docs/semantics.md`` has the table."""
 
     fallocate: bool = True  # fallocate(2) itself; else EOPNOTSUPP
+    beyond_disk: bool = True  # a sparse file may be larger than its disk; else ENOSPC
     seek_data: bool = True  # lseek(SEEK_DATA) knows holes; else a file is all data
 
 

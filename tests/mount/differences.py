@@ -29,6 +29,7 @@ class Difference:
 
 
 _NO_FALLOCATE = "pyfuse3 has no handler for fallocate(2): EOPNOTSUPP; posix_fallocate(3) works"
+_BEYOND_DISK = "a size that the disk of the file can never hold is refused at once: ENOSPC"
 
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
@@ -75,6 +76,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "the kernel passes no FALLOC_FL_COLLAPSE_RANGE to a FUSE file system: EOPNOTSUPP",
         instead=["ENOTSUP", 20_000],
     ),
+    Difference("sizes.truncate_to_impossible_sizes", _BEYOND_DISK, instead=["EINVAL", "ENOSPC"]),
+    Difference("sizes.sparse_files_beyond_the_disk", _BEYOND_DISK, instead=["ENOSPC", 7]),
     Difference(
         "sizes.seeking_data_and_holes",
         "pyfuse3 has no handler for lseek: the kernel takes a file for data without holes",

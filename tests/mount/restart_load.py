@@ -6,6 +6,7 @@ and prints a JSON object: *steps* done, *failures* (each call that did not answe
 """
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -19,6 +20,17 @@ from pathlib import Path
 
 NAMES = [f"block-{number}.bin" for number in range(24)]
 SIZES = (0, 1, 4096, 70_000, 300_000)
+SYMLINKS_MAX = 5
+NOREPLACE, EXCHANGE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def rename_by(source: Path, target: Path, flags: int) -> None:
+    """Rename as renameat2(2) does with *flags*."""
+    at = -100  # AT_FDCWD
+    if _libc.renameat2(at, os.fsencode(source), at, os.fsencode(target), flags):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
 class File:
@@ -36,6 +48,7 @@ class Client:
         self.random = random.Random(seed)
         self.files: dict[str, File] = {}
         self.directories: set[str] = set()
+        self.symlinks: dict[str, str] = {}
         self.serial = 0
         self.failures: list[str] = []
         self.steps = 0
@@ -55,6 +68,7 @@ class Client:
         self.orphan = os.open(orphan, os.O_RDWR)
         orphan.unlink()
         self.orphaned = b"orphan"
+        self.space = os.open(self.directory / "space", os.O_RDWR | os.O_CREAT)
 
     def run(self) -> None:
         """Do steps until somebody writes to stdin."""
@@ -62,6 +76,8 @@ class Client:
             self.put, self.put, self.get, self.get, self.rename, self.unlink, self.link,
             self.exclusive, self.make_directory, self.remove_directory, self.list,
             self.read_map, self.use_long_lived, self.use_orphan, self.miss, self.touch,
+            self.make_symlink, self.remove_symlink, self.exchange, self.rename_to_nothing,
+            self.label, self.reserve, self.truncate, self.copy, self.make_node,
         ]  # fmt: skip
         while not select.select([sys.stdin], [], [], 0)[0]:
             self.step(self.random.choice(steps))
@@ -151,7 +167,7 @@ class Client:
 
     def list(self) -> None:
         found = set(os.listdir(self.directory))
-        expected = {*self.files, *self.directories, "long-lived", "log"}
+        expected = {*self.files, *self.directories, *self.symlinks, "long-lived", "log", "space"}
         assert found == expected, f"too many: {found - expected}, missing: {expected - found}"
 
     def read_map(self) -> None:
@@ -193,12 +209,81 @@ class Client:
             size = os.stat(self.directory / name).st_size
             assert size == len(self.files[name].content), f"{name}: {size} bytes"
 
+    def make_symlink(self) -> None:
+        if len(self.symlinks) < SYMLINKS_MAX:
+            self.serial += 1
+            name, target = f"symlink-{self.serial}", f"to/{self.serial}"
+            os.symlink(target, self.directory / name)
+            self.symlinks[name] = target
+
+    def remove_symlink(self) -> None:
+        if self.symlinks:
+            name = self.random.choice(sorted(self.symlinks))
+            assert os.readlink(self.directory / name) == self.symlinks[name]
+            os.unlink(self.directory / name)
+            del self.symlinks[name]
+
+    def exchange(self) -> None:
+        if len(self.files) < 2:
+            return
+        one, two = self.random.sample(sorted(self.files), 2)
+        rename_by(self.directory / one, self.directory / two, EXCHANGE)
+        self.files[one], self.files[two] = self.files[two], self.files[one]
+
+    def free(self) -> str | None:
+        return next((name for name in NAMES if name not in self.files), None)
+
+    def rename_to_nothing(self) -> None:
+        name, target = self.existing(), self.free()
+        if name is not None and target is not None:
+            rename_by(self.directory / name, self.directory / target, NOREPLACE)
+            self.files[target] = self.files.pop(name)
+
+    def label(self) -> None:
+        if (name := self.existing()) is None:
+            return
+        path, value = self.directory / name, self.random.randbytes(20)
+        os.setxattr(path, "user.label", value, os.XATTR_CREATE)
+        assert os.getxattr(path, "user.label") == value
+        os.removexattr(path, "user.label")
+
+    def reserve(self) -> None:
+        size_bytes = self.random.choice((1, 4096, 100_000))
+        os.posix_fallocate(self.space, 0, size_bytes)
+        assert os.fstat(self.space).st_size == size_bytes
+        os.ftruncate(self.space, 0)
+        assert os.fstat(self.space).st_size == 0
+
+    def truncate(self) -> None:
+        if (name := self.existing()) is not None:
+            file = self.files[name]
+            size_bytes = self.random.randrange(len(file.content) + 1)
+            os.truncate(self.directory / name, size_bytes)
+            file.content = file.content[:size_bytes]
+
+    def copy(self) -> None:
+        source, target = self.existing(), self.free()
+        if source is None or target is None:
+            return
+        with (
+            (self.directory / source).open("rb") as old,
+            (self.directory / target).open("xb") as new,
+        ):
+            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 20):
+                pass
+        self.files[target] = File(self.files[source].content)
+
+    def make_node(self) -> None:
+        if (name := self.free()) is not None:
+            os.mknod(self.directory / name)
+            self.files[name] = File(b"")
+
 
 def main(directory: Path, seed: int) -> None:
     client = Client(directory, seed)
     print("begun", flush=True)  # noqa: T201
     client.run()
-    for fd in (client.reader, client.writer, client.orphan):
+    for fd in (client.reader, client.writer, client.orphan, client.space):
         os.close(fd)
     print(  # noqa: T201
         json.dumps({

@@ -11,9 +11,9 @@ from tests.connectors.sglang import page_path, set_page
 from tests.mounting import Mounted
 
 CAPABILITIES = {
-    "pyfuse3": Capabilities(fallocate=False, seek_data=False),
-    "direct": Capabilities(),
-    "direct-nopass": Capabilities(),
+    "pyfuse3": Capabilities(fallocate=False, seek_data=False, beyond_disk=False),
+    "direct": Capabilities(beyond_disk=False),
+    "direct-nopass": Capabilities(beyond_disk=False),
 }
 
 FINAL = "meta-llama-SEP-Llama@0x01@0@{hex}.data"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faultdisk import FaultDisk
-from tests.mounting import Mounted, runnable_setups
+from tests.mounting import PROJECT, Mounted, runnable_setups
 
 LOAD = Path(__file__).with_name("restart_load.py")
 SECONDS = float(os.environ.get("KVFUSE_TEST_RESTART_S", "8"))
@@ -129,6 +129,42 @@ def test_an_upgrade_under_load_fails_no_call(mounted: Mounted) -> None:
         load.kill()
 
     check(told)
+
+
+def test_upgrades_at_once_get_an_answer_each(mounted: Mounted) -> None:
+    """Those that ask together share one; who asks while one is under way gets one of his own."""
+
+    def ask() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kvfuse", "upgrade", str(mounted.path), "--json"], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=PROJECT,
+        )  # fmt: skip
+
+    load = Load(mounted, 2)
+    asking = [ask(), ask()]
+    try:
+        wait_until(lambda: upgrade(mounted).get("result") in ("checking", "running"))
+        asking.append(ask())
+        answers = [process.communicate(timeout=WAIT_S) for process in asking]
+        told = load.end()
+    finally:
+        load.kill()
+        for process in asking:
+            process.kill()
+
+    check(told)
+    assert all(process.returncode == 0 for process in asking), answers
+    assert [error for _, error in answers] == ["", "", ""]
+    said = [json.loads(output) for output, _ in answers]
+    assert all(answer["result"] == "done" for answer in said)
+    assert upgrade(mounted)["result"] == "done"
+    assert said[2]["number"] >= min(answer["number"] for answer in said)
+
+
+def upgrade(mount: Mounted) -> dict:
+    """Return what the supervisor tells of the last upgrade; nothing when there was none."""
+    (path,) = (mount.base / "run").glob("*/supervisor.json")
+    return json.loads(path.read_text())["upgrade"] or {}
 
 
 def test_open_descriptors_do_not_grow_with_restarts(mounted: Mounted) -> None:

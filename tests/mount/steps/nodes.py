@@ -61,7 +61,8 @@ def statistics_are_consistent() -> list[bool]:
     found = os.statvfs(".")
     return [
         found.f_blocks > 0,
-        found.f_bavail <= found.f_bfree <= found.f_blocks,
+        found.f_bfree <= found.f_blocks,
+        found.f_bavail <= found.f_blocks,
         found.f_files > 0,
         found.f_ffree <= found.f_files,
     ]

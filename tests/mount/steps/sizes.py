@@ -102,12 +102,18 @@ def writing_beyond_the_end_leaves_a_hole_of_zeros() -> list[object]:
 @step
 def sparse_files_take_no_room() -> list[object]:
     fd = os.open("f", os.O_RDWR | os.O_CREAT)
-    os.ftruncate(fd, 1 << 30)
-    os.pwrite(fd, b"x" * 4096, 1 << 29)
+    os.ftruncate(fd, 1 << 28)
+    os.pwrite(fd, b"x" * 4096, 1 << 27)
     os.fsync(fd)
     os.close(fd)
     status = os.stat("f")
     return [status.st_size, status.st_blocks < 1000]
+
+
+@step
+def sparse_files_beyond_the_disk() -> list[object]:
+    write_file("f")
+    return [attempt(os.truncate, "f", 1 << 43), os.stat("f").st_size]
 
 
 @step
