@@ -177,6 +177,7 @@ class Daemon:
                         "taken over" if start.resume else "mounted", disks.pool_id, driver.name,
                     )  # fmt: skip
                     self._is_ready = True
+                    self._supervised.judge_by(driver.is_alive)
                     self._supervised.facts(mounted=True)
                     self._supervised.ready()
                     if start.attempt == 1 and not start.resume:

@@ -54,8 +54,10 @@ def runnable_setups() -> dict[str, str | None]:
 class Mounted:
     """A pool mounted at ``path``, from ``with`` to its end; ``stop`` and ``start`` again between.
 
-    *settings* are sections of the configuration file. The daemon's log is in ``log``; it is
-    printed when the daemon ends otherwise than with exit code 0.
+    *settings* are sections of the configuration file. *build* is a directory that Python looks
+    into first: its ``sitecustomize`` makes another build of the daemon. *environment* is the
+    daemon's. The daemon's log is in ``log``; it is printed when the daemon ends otherwise than with
+    exit code 0.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Mounted:
         setup: str = "pyfuse3",
         settings: Mapping[str, Mapping[str, object]] | None = None,
         arguments: Sequence[str] = (),
+        build: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.base = base
         self.path = base / "mount"
@@ -77,6 +81,10 @@ class Mounted:
         else:
             self.disks = list(disks)
         self._settings = settings or {}
+        path = [str(PROJECT)] if build is None else [str(build), str(PROJECT)]
+        self._environment = {
+            "PYTHONPATH": os.pathsep.join(path), **self.setup.environment, **(environment or {}),
+        }  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -139,7 +147,7 @@ class Mounted:
         """Mount, and return when the mount answers."""
         command = [sys.executable, "-m", "kvfuse", "mount", "--config", str(self.config_file())]
         command += ["--init", "--foreground", *self.arguments]
-        environment = dict(os.environ, PYTHONPATH=str(PROJECT), **self.setup.environment)
+        environment = {**os.environ, **self._environment}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/"

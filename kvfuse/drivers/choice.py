@@ -46,6 +46,10 @@ class Driver(Protocol):
         """
         ...
 
+    def is_alive(self) -> bool:
+        """Whether the mount is answered, as far as can be told without a wait."""
+        ...
+
     def counters(self) -> dict[str, Any]:
         """Return what was counted of each kind of request, JSON-ready."""
         ...
@@ -98,6 +102,9 @@ class _Direct:
         self._session = session.DirectSession(pool, self._mountpoint, self._options, connection)
         self._session.serve(ready, stop)
 
+    def is_alive(self) -> bool:
+        return self._session is None or self._session.is_alive()
+
     def counters(self) -> dict[str, Any]:
         return {} if self._session is None else self._session.counters()
 
@@ -134,6 +141,9 @@ class _Pyfuse3:
             trio.run(self._serve, pool, ready, stop)
         except BaseExceptionGroup as group:
             raise _first(group) from group
+
+    def is_alive(self) -> bool:
+        return True  # to follow its server would cost the mount: it may take its time
 
     def counters(self) -> dict[str, Any]:
         return self._counters.to_json()

@@ -14,6 +14,7 @@ Concurrency: the mutex guards who follows, and what the watchdog says of a worke
 
 import errno
 import logging
+import math
 import mmap
 import os
 import threading
@@ -40,6 +41,7 @@ THREADS_MAX = 256
 FOLLOWERS_MAX = 8  # more of them end when they have nothing to do
 TICK_S = 0.004  # how often the watchdog looks; a leader keeps the lead for one to two ticks
 IDLE_TICK_S = 0.02  # ... when nothing was asked lately
+SILENT_S = 1.0  # for so long without a tick, or without a leader, the crew is not alive
 _IDLE_AFTER_TICKS = 50
 
 _PAGE_BYTES = 4096
@@ -114,15 +116,25 @@ class Crew:
         self._workers: set[_Worker] = set()
         self._followers = 0
         self._beats = 0
+        self._tick_s = self._led_s = math.inf  # until it begins
         self._on_closed: Callable[[], None] = lambda: None
         self.closed = threading.Event()  # the kernel ended the connection
 
     def start(self, on_closed: Callable[[], None]) -> None:
         """Begin to answer; *on_closed* is called, in some thread, when the connection has ended."""
         self._on_closed = on_closed
+        self._tick_s = self._led_s = time.monotonic()
         self._hire(self._follow)
         threading.Thread(target=self._watch, daemon=True, name="fuse-watchdog").start()
         self._lead.release()
+
+    def is_alive(self) -> bool:
+        """Whether requests are answered, as far as can be told without a wait.
+
+        They are not when the watchdog stopped looking, or nobody reads them.
+        """
+        late_s = time.monotonic() - SILENT_S
+        return self.closed.is_set() or (self._tick_s > late_s and self._led_s > late_s)
 
     # ------------------------------------------------------------------ threads
 
@@ -312,6 +324,9 @@ class Crew:
     def _look(self, now_s: float) -> None:
         with self._mutex:
             workers = list(self._workers)
+            if self._leader in self._workers:  # whose thread ended is not among them
+                self._led_s = now_s
+        self._tick_s = now_s
         for worker in workers:
             request = worker.request
             if request is None:

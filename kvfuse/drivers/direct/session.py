@@ -96,6 +96,7 @@ class DirectSession:
         self._modes: DataModes | None = None
         self._executor: Executor | None = None
         self._contents: Contents | None = None
+        self._crew: Crew | None = None
         self.notices: Notices | None = None  # from the mount on
 
     @property
@@ -107,6 +108,10 @@ class DirectSession:
     def passthrough(self) -> bool:
         """Whether the kernel passes the data of files through to the disks."""
         return self.obstacle is None
+
+    def is_alive(self) -> bool:
+        """Whether the mount is answered, as far as can be told without a wait."""
+        return self._crew is None or self._crew.is_alive()
 
     def counters(self) -> dict[str, Any]:
         """Return by kind of request: how many, how many of them failed, and their summed ns."""
@@ -235,6 +240,7 @@ class DirectSession:
 
     def _answer(self, crew: Crew, ready: Callable[[], None], stop: Stop) -> None:
         ended = threading.Event()
+        self._crew = crew
         crew.start(on_closed=ended.set)
         ready()
         stop.listen(ended.set)
