@@ -16,11 +16,11 @@ class Ghosts:
         self._mutex = threading.Lock()
         self._names: OrderedDict[int, None] = OrderedDict()
 
-    def add(self, parent: int, name: bytes) -> None:
-        """A file of this name went."""
+    def add(self, parent: int, name: bytes, *, at_most: int) -> None:
+        """A file of this name went; of more than *at_most* names the oldest are forgotten."""
         with self._mutex:
             self._names[hash((parent, name))] = None
-            if len(self._names) > GHOSTS_MAX:
+            while len(self._names) > min(GHOSTS_MAX, at_most):
                 self._names.popitem(last=False)
 
     def take(self, parent: int, name: bytes) -> bool:

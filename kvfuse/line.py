@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from kvfuse import eviction, records
 from kvfuse.eviction import MAIN, Entry, Need
-from kvfuse.ghosts import Ghosts
 from kvfuse.records import BLOCK_BYTES, Node
 from kvfuse.removal import Unit
 from kvfuse.routing import is_temp
@@ -51,7 +50,6 @@ class Line:
         self._at = {False: (0, 0), True: (MAIN, 0)}  # how far, by queue (is it the main one)
         self._is_last_round = False
         self._next_round_s = 0.0
-        self.ghosts: Ghosts = state.ghosts
         self.is_exhausted = False  # the whole order was gone through, and nothing more may go
 
     def __len__(self) -> int:
@@ -110,13 +108,17 @@ class Line:
 
     def went(self, units: list[Unit]) -> None:
         """These were removed."""
-        if units:
-            self.is_exhausted = False
-            if self._state.order.uses_ghosts:
-                for unit in units:
-                    for node in unit.nodes:
-                        if not node.access & MAIN:
-                            self.ghosts.add(node.parent, node.name)
+        if not units:
+            return
+        self.is_exhausted = False
+        if not self._state.order.uses_ghosts:
+            return
+        with self._state.catalog.read() as txn:
+            files = sum(txn.usage(number)[0] for number in self._state.carriers)
+        for unit in units:
+            for node in unit.nodes:
+                if not node.access & MAIN:
+                    self._state.ghosts.add(node.parent, node.name, at_most=files)
 
     # -- the order
 

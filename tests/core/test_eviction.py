@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfuse import eviction
+from kvfuse.bench.queues import Queues
 from kvfuse.eviction import (
     HITS_MAX,
     MAIN,
@@ -112,57 +113,26 @@ def test_hits_lie_in_the_flags_and_change_no_other(flags, hits):
 
 
 class Cache:
-    """Files in the two queues of a policy, as the catalog keeps them."""
+    """A cache of so many files, whose victims a policy chooses."""
 
     def __init__(self, policy: str, capacity: int) -> None:
-        self.policy = POLICIES[policy]
+        self.queues = Queues(policy)
         self.capacity = capacity
-        self.queues: dict[bool, OrderedDict[int, int]] = {False: OrderedDict(), True: OrderedDict()}
-        self.place: dict[int, int] = {}
-        self.ghosts: set[int] = set()
-        self.number = 0
 
     def __contains__(self, key: int) -> bool:
-        return key in self.place
+        return key in self.queues
+
+    def __len__(self) -> int:
+        return len(self.queues)
 
     def ask(self, key: int) -> bool:
-        self.number += 1
-        if key in self.place:
-            main = bool(self.place[key] & MAIN)
-            place, hits = self.policy.accessed(self.place[key], self.queues[main][key], self.number)
-            if place == self.place[key]:
-                self.queues[main][key] = hits
-            else:
-                del self.queues[main][key]
-                self.put(key, place, hits)
+        if key in self.queues:
+            self.queues.used(key)
             return True
-        was_ghost = key in self.ghosts
-        self.ghosts.discard(key)
-        while len(self.place) >= self.capacity:
-            self.evict()
-        self.put(key, self.policy.committed(self.number, was_ghost=was_ghost), 0)
+        while len(self.queues) >= self.capacity:
+            self.queues.evict()
+        self.queues.stored(key, 1)
         return False
-
-    def put(self, key: int, place: int, hits: int) -> None:
-        self.place[key] = place
-        self.queues[bool(place & MAIN)][key] = hits
-
-    def evict(self) -> None:
-        while True:
-            main = self.policy.takes_main(len(self.queues[False]), len(self.queues[True]))
-            if not self.queues[main]:
-                main = not main
-            key = next(iter(self.queues[main]))
-            hits = self.queues[main][key]
-            verdict = self.policy.judge(Entry(key, self.place[key], 1, hits))
-            del self.queues[main][key]
-            del self.place[key]
-            if verdict.evict:
-                if not main:
-                    self.ghosts.add(key)
-                return
-            self.number += 1
-            self.put(key, self.number | MAIN, verdict.hits)
 
 
 @given(st.lists(st.integers(0, 30), max_size=300), st.integers(1, 12))
@@ -175,7 +145,8 @@ def test_lru_is_lru(keys, capacity):
         model.move_to_end(key)
         while len(model) > capacity:
             model.popitem(last=False)
-    assert set(cache.place) == set(model)
+    assert len(cache) == len(model)
+    assert all(key in cache for key in model)
 
 
 @given(st.sampled_from(sorted(POLICIES)), st.lists(st.integers(0, 40), max_size=300))
@@ -185,7 +156,7 @@ def test_every_policy_ends_and_keeps_the_capacity(policy, keys):
     for key in keys:
         cache.ask(key)
         assert key in cache
-        assert len(cache.place) <= 8
+        assert len(cache) <= 8
 
 
 def test_s3fifo_keeps_what_is_used_again_through_a_scan():

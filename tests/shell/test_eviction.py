@@ -114,6 +114,23 @@ def test_what_is_open_pinned_or_young_stays():
         assert pool.getattr(node.id).size == 0
 
 
+def test_a_scan_does_not_push_out_what_is_used_with_s3fifo():
+    """With the scan-resistant policy files used again outlive a scan that lru does not survive."""
+    kept = {}
+    for policy in ("lru", "s3fifo"):
+        with small_pool(eviction=policy) as (box, pool):
+            used = [put(pool, b"u%d" % number) for number in range(8)]
+            for _ in range(3):
+                for node_id in used:
+                    pool.release(pool.open(node_id, os.O_RDONLY))
+                pool._state.accesses.flush()
+            for number in range(3 * DISK // SIZE):
+                put(pool, b"s%d" % number)
+            kept[policy] = sum(there(pool, b"u%d" % number) for number in range(8))
+            box.check()
+    assert kept == {"lru": 0, "s3fifo": 8}
+
+
 def test_a_file_asked_for_each_moment_is_spared_three_times():
     """Lookups alone do not keep a file for ever; opens do."""
     with small_pool() as (_, pool):
