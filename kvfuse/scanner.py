@@ -185,13 +185,15 @@ class _Life:
         with contextlib.closing(self._line), contextlib.suppress(ConnectionError):
             self._line.send(self._job)
             waiting = _AHEAD - self._hand_out(_AHEAD)
-            while report := self._line.receive(Report):
+            # All may have been read before a piece is handed out: nothing would be reported.
+            while self.handed or not waiting:
+                report = self._line.receive(Report)
+                if report is None:
+                    return
                 waiting += report.asks
                 self._take(report)
                 waiting -= self._hand_out(waiting)
-                if not self.handed and waiting:
-                    self._arrivals.finish(self._number)
-                    return
+            self._arrivals.finish(self._number)
 
     def _take(self, report: Report) -> None:
         haul = report.haul
