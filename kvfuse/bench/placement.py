@@ -38,6 +38,7 @@ TOP = b"model"
 _SIZES_BYTES = (4096, 8192, 32768)  # of one file after the other
 _CALLER = Caller(uid=0, gid=0, umask=0o022, pid=1)
 _BLOCK_BYTES = 512
+_SCAN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,8 @@ class Trial:
         return Config.model_validate({"pool": pool, "space": {"reserve": 0}})
 
     def _wait_for_scan(self) -> None:
-        while self.pool.status()["recovery"]["state"] != "complete":
-            time.sleep(0.01)
+        if not self.pool.wait_complete(_SCAN_S):
+            raise KvfuseError(f"{self._base}: not scanned within {_SCAN_S:.0f} s: see the log")
 
     def close(self) -> None:
         """End the mount as the daemon does."""
