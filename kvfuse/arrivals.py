@@ -341,6 +341,9 @@ class Arrivals:
                 put_scans(txn, wanted)
                 if is_last:
                     forget(txn)
+            if slot.disk is not None:
+                with contextlib.suppress(OSError):  # it is gone through once more then
+                    durability.trust(slot.disk)
             del self.takers[number]
             self._state.unsure.discard(number)
             _log.info("disk %s: read in %.1f s: %s", slot.path, seconds, taker.findings)

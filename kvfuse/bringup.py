@@ -122,6 +122,10 @@ def _attach(catalog: Catalog, disks: DiskSet) -> None:
         txn.put_meta(b"session", b"%d" % disks.session)
         txn.put_meta(b"clean", b"0")
     disks.renumber(known)
+    for slot in disks.slots:
+        if slot.disk is not None and slot.disk_id not in wanted:
+            with contextlib.suppress(OSError):  # it is doubted once more then
+                durability.trust(slot.disk)
 
 
 class How(StrEnum):
@@ -136,7 +140,11 @@ def _how_to_scan(slot: Slot, disks: DiskSet) -> How:
     if slot.is_new:
         return How.ADOPT
     # The pool may have lived on without it: what was removed meanwhile must not come back.
-    return How.STALE if slot.session < disks.last_session else How.LIVE
+    missed = slot.session < disks.last_session
+    if not missed and slot.disk is not None:
+        with contextlib.suppress(OSError):  # it will fail again when it is read
+            missed = durability.is_doubted(slot.disk)
+    return How.STALE if missed else How.LIVE
 
 
 def scans(txn: Txn) -> dict[str, How]:

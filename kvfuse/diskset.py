@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvfuse import durability
 from kvfuse.adoption import (
     Survey,
     failures_as_refusal,
@@ -261,6 +262,7 @@ def _write(
     _make_disks(plan, new_uuid, now_ns)
     topology = _next_topology(plan, new_uuid)
     for candidate in plan.candidates:
+        _doubt(candidate, plan, last_session)
         _note(candidate, plan, topology, session)
     disks = DiskSet(
         pool_id=plan.pool_id,
@@ -312,6 +314,21 @@ def _next_topology(plan: _Plan, new_uuid: Callable[[], str]) -> Topology:
     if members == before:
         return plan.topology
     return plan.topology.changed(members.values(), new_uuid())
+
+
+def _doubt(candidate: Candidate, plan: _Plan, last_session: int) -> None:
+    """Note on a disk that it missed a mount, before this mount is noted on it."""
+    disk, identity = candidate.disk, candidate.identity
+    if disk is None or identity is None or candidate.read_only or not identity.pool_id:
+        return
+    if identity.session < last_session:
+        try:
+            durability.doubt(disk)
+        except OSError as e:
+            if e.errno not in _FULL:
+                _give_up(plan, candidate, e)
+                return
+            plan.notes.append(f"{candidate.path}: full: that it was away could not be noted")
 
 
 def _note(candidate: Candidate, plan: _Plan, topology: Topology, session: int) -> None:

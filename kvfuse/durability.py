@@ -14,6 +14,7 @@ import msgspec
 from kvfuse.disk import Disk
 
 _FILE = b"synced"
+_DOUBT = b"missed"
 _FILE_BYTES_MAX = 4096
 
 
@@ -77,3 +78,44 @@ def believed(disk: Disk) -> int | None:
     if noted is None:
         return 0
     return None if noted.boot_id == boot_id() else noted.generation
+
+
+# A disk that missed a mount, and has not been gone through since: without a catalog that knows it,
+# nothing on it can be believed, whichever mounts it saw later.
+
+
+def doubt(disk: Disk) -> None:
+    """Note on a disk that it missed a mount; raises OSError."""
+    mark_fd = disk.open_dir(b".kvfuse")
+    try:
+        with contextlib.suppress(FileExistsError):
+            fd = disk.create(mark_fd, _DOUBT, mode=0o600, uid=os.geteuid(), gid=os.getegid())
+            try:
+                disk.fsync(fd, data_only=False)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(mark_fd)
+
+
+def is_doubted(disk: Disk) -> bool:
+    """Whether the disk says so; raises OSError when it does not answer."""
+    mark_fd = disk.open_dir(b".kvfuse")
+    try:
+        disk.stat(mark_fd, _DOUBT)
+    except FileNotFoundError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(mark_fd)
+
+
+def trust(disk: Disk) -> None:
+    """A disk was gone through, or the catalog knows all of it; raises OSError."""
+    mark_fd = disk.open_dir(b".kvfuse")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(mark_fd, _DOUBT)
+    finally:
+        os.close(mark_fd)

@@ -71,7 +71,7 @@ class Pool:
         attributes = Attributes(state, files)
         self._arrivals = arrivals
         self._scanner = Scanner(state, arrivals, 0)
-        report = Report(state, disks, arrivals)
+        report = Report(state, disks, self._scanner)
         self._upkeep = Upkeep(state)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
@@ -224,10 +224,6 @@ class Pool:
     def wait_complete(self, timeout_s: float) -> bool:
         """Wait until all disks were read, as far as they let us; return whether they were."""
         return self._scanner.wait(timeout_s)
-
-    def stewards(self) -> tuple[list[int], int]:
-        """Return the pids of the processes that read disks, and how often one was replaced."""
-        return self._scanner.pids(), self._scanner.restarts
 
     def result(self, unique: int) -> int | None:
         """Return the id a request of the server before made (0: none), None if it was not done."""

@@ -6,10 +6,10 @@ import time
 from typing import Any, NamedTuple
 
 from kvfuse import records
-from kvfuse.arrivals import Arrivals
 from kvfuse.disk import Space
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
+from kvfuse.scanner import Scanner
 from kvfuse.state import PoolState
 from kvfuse.transaction import Backlog, Txn
 
@@ -33,10 +33,10 @@ class StatFs(NamedTuple):
 class Report:
     """Facts about a mounted pool."""
 
-    def __init__(self, state: PoolState, disks: DiskSet, arrivals: Arrivals) -> None:
+    def __init__(self, state: PoolState, disks: DiskSet, scanner: Scanner) -> None:
         self._state = state
         self._disks = disks
-        self._arrivals = arrivals
+        self._scanner = scanner
         self._disk_ids: dict[int, str] = {}
         self._backlog_seen: tuple[int, dict[bytes, set[int]]] = (-1, {})
 
@@ -116,7 +116,7 @@ class Report:
                 "placement": self._state.rules.policy.value,
                 "serve_displaced": self._state.rules.serve_displaced,
             },
-            "recovery": self._arrivals.summary(),
+            "recovery": self._scanner.summary(),
             "space": {
                 "capacity_bytes": sum(row["capacity_bytes"] for row in seen),
                 "used_bytes": sum(row["used_bytes"] for row in seen),

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import kvfuse
 from kvfuse.arrivals import Arrivals
@@ -53,9 +54,10 @@ class Scanner:
         for thread in self._threads:
             thread.start()
 
-    def pids(self) -> list[int]:
-        """Return the pids of the stewards at work."""
-        return [life.process.pid for life in list(self._lives.values())]
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON-ready progress, and the pids of the stewards at work."""
+        pids = [life.process.pid for life in list(self._lives.values())]
+        return {**self._arrivals.summary(), "stewards": pids, "restarts": self.restarts}
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all disks were read; return whether they were."""

@@ -5,11 +5,13 @@ A dict knows what each name holds, and on which disk. While that disk is away th
 
 import contextlib
 import os
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from kvfuse.pool import Pool
 from tests.shell.pools import (
     boxed,
     commit,
@@ -19,6 +21,7 @@ from tests.shell.pools import (
     ids,
     mkdir,
     node_of,
+    read,
     rename,
     tree,
     unlink,
@@ -44,15 +47,19 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.box = self.stack.enter_context(boxed(DISKS))
-        self.pool = self.box.open()
+        self.pool = self.open_box(self.box.paths)
         self.there = set(range(DISKS))
         self.holds: dict[str, tuple[bytes, int]] = {}  # path -> content, disk
         self.version = 0
 
+    def open_box(self, disks: list[Path]) -> Pool:
+        return self.box.open(disks)
+
     def teardown(self) -> None:
         try:
             self.remount("kill", set(range(DISKS)))
-            self.nothing_stale()
+            assert files(tree(self.pool)) == self.seen()
+            assert self.pool.wait_complete(30)
             self.box.check()
         finally:
             self.stack.close()
@@ -63,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         else:
             self.box.drop()
         self.there = there
-        self.pool = self.box.open([self.box.paths[number] for number in sorted(there)])
+        self.pool = self.open_box([self.box.paths[number] for number in sorted(there)])
 
     def seen(self) -> dict[str, bytes]:
         return {path: data for path, (data, disk) in self.holds.items() if disk in self.there}
@@ -139,7 +146,7 @@ class Machine(RuleBasedStateMachine):
             self.box.drop()
         self.box.lose_catalog()
         self.holds = {p: held for p, held in self.holds.items() if held[1] in self.there}
-        self.pool = self.box.open([self.box.paths[number] for number in sorted(self.there)])
+        self.pool = self.open_box([self.box.paths[number] for number in sorted(self.there)])
 
     @invariant()
     def nothing_stale(self) -> None:
@@ -149,3 +156,45 @@ class Machine(RuleBasedStateMachine):
 def test_nothing_stale_is_served_and_nothing_removed_returns() -> None:
     """Random verbs, restarts, lost catalogs, and disks that are away for a while."""
     run_state_machine_as_test(Machine, settings=BUDGET)
+
+
+class EarlyMachine(Machine):
+    """The same while disks are being read, or not yet: verbs take in what they need themselves."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        super().__init__()
+
+    def open_box(self, disks: list[Path]) -> Pool:
+        pool = self.box.open(disks, at_once=True)
+        self.opened += 1
+        if self.opened % 2:
+            pool._scanner.stop(timeout_s=10)
+        return pool
+
+    def teardown(self) -> None:
+        self.opened = 1  # this time all is read
+        super().teardown()
+
+    @rule(path=paths)
+    def look(self, path: str) -> None:
+        held = self.seen().get(path)
+        if held is None:
+            assert find(self.pool, path) is None, f"{path}: is back"
+        else:
+            assert read(self.pool, path) == held
+
+    @rule(often=st.integers(0, 7))
+    def compare(self, often: int) -> None:
+        if not often:
+            assert files(tree(self.pool)) == self.seen()
+
+    @invariant()
+    def nothing_stale(self) -> None:
+        """Asking for everything would take in everything."""
+
+
+def test_nothing_stale_is_served_while_disks_are_read() -> None:
+    """The same histories, but nobody waits until the disks have been read."""
+    budget = settings(BUDGET, max_examples=6, stateful_step_count=30)  # stewards take time to start
+    run_state_machine_as_test(EarlyMachine, settings=budget)

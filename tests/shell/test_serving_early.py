@@ -203,7 +203,7 @@ def test_stewards_are_killed_again_and_again() -> None:
 
         def kill() -> None:
             while not ending.wait(0.02):
-                for pid in pool.stewards()[0]:
+                for pid in pool.status()["recovery"]["stewards"]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
