@@ -32,7 +32,10 @@ _WRITABLE, _READER = 1, 2
 
 
 class OpenSlot(NamedTuple):
-    """One open file, as the table keeps it; *is_closing*: released, its backing id maybe closed."""
+    """One open file, as the table keeps it.
+
+    *is_closing*: released, its backing id maybe closed; or opened by the server for itself.
+    """
 
     fh: int
     id: int
@@ -83,11 +86,12 @@ class HandleTable:
                 fh, node_id, unique, backing_id, disk, flags, state = _SLOT.unpack_from(
                     data, offset
                 )
+                is_own = unique == 0 and backing_id == UNDECIDED
                 yield (
                     index,
                     OpenSlot(
                         fh, node_id, unique, backing_id, disk, bool(flags & _WRITABLE),
-                        bool(flags & _READER), state == _CLOSING,
+                        bool(flags & _READER), state == _CLOSING or is_own,
                     ),
                 )  # fmt: skip
 

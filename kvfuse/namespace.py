@@ -11,6 +11,8 @@ from kvfuse.routing import says_nothing
 from kvfuse.state import PoolState
 from kvfuse.transaction import Txn
 
+ORPHAN_FD = "orphan-"  # names of kept descriptors
+
 
 def full_path(txn: Txn, parent: int, name: bytes) -> bytes:
     """Return the path of a name below the root; ESTALE when its directory is gone."""
@@ -184,7 +186,7 @@ def _renamed(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes
 
 def orphan_name(node_id: int) -> str:
     """Return the name under which a descriptor of a file without a name is kept."""
-    return f"orphan-{node_id}"
+    return f"{ORPHAN_FD}{node_id}"
 
 
 def drop_dir(state: PoolState, txn: Txn, parent: int, name: bytes, node: Node) -> list[int]:

@@ -23,7 +23,7 @@ from kvfuse.handles import OpenFile
 from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.health import Health
 from kvfuse.inflight import stuck_disks
-from kvfuse.namespace import orphan_name
+from kvfuse.namespace import ORPHAN_FD, orphan_name
 from kvfuse.records import Node
 from kvfuse.state import PoolState
 from kvfuse.topology import Topology
@@ -165,10 +165,12 @@ def restore_handles(state: PoolState, table: HandleTable) -> dict[int, list[Open
     A file on a fenced disk keeps no descriptor: what needs one is answered EIO until it is back.
     """
     by_inode: dict[int, list[OpenSlot]] = {}
+    still_open: set[int] = set()
     for slot in table.slots():
         by_inode.setdefault(slot.id, []).append(slot)
         if slot.is_closing:
             continue
+        still_open.add(slot.id)
         with state.catalog.read() as txn:
             node, orphan = txn.node(slot.id), txn.orphan(slot.id)
         fd = -1
@@ -180,8 +182,13 @@ def restore_handles(state: PoolState, table: HandleTable) -> dict[int, list[Open
         state.handles.restore(slot, fd, None if node is not None or orphan is None else orphan[0])
     with state.catalog.write() as txn:
         for node_id in txn.orphans():
-            if node_id not in by_inode:
+            if node_id not in still_open:
                 txn.drop_orphan(node_id)
+    if state.keeper is not None:
+        wanted = {orphan_name(node_id) for node_id in still_open}
+        for name in [name for name in state.keeper.fds if name.startswith(ORPHAN_FD)]:
+            if name not in wanted:
+                state.keeper.drop(name)
     return by_inode
 
 

@@ -101,6 +101,7 @@ def test_a_server_that_dies_before_it_answers_fails_no_call(mounted: Mounted) ->
     wait_until(lambda: mounted.status()["open_files"] == 0)
     wait_until(lambda: open_descriptors(mounted) <= descriptors + 2)  # the spare server's
     mounted.stop()
+    assert "is lost" not in mounted.log.read_text()  # no open file
     assert compare(mounted) == []
 
 

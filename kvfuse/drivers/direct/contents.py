@@ -127,6 +127,9 @@ class Contents:
             fh = self._fh_by_unique(request.node, unique)
         if fh is None:
             return None
+        if self._pool.fd(fh) < 0:  # it went meanwhile, and nothing held it: opened as if never
+            self._close(fh)
+            return None
         flags: int = request.args
         open_flags, backing_id = self._opened(request.node, fh, flags, temp=False)
         return replies.opened(request.unique, fh, open_flags, backing_id)

@@ -58,9 +58,16 @@ class Lingering:
             node = self._pool.lookup(args.new_parent, args.new_name)
             if node is None or not node.is_regular:
                 return None
+        except OSError:
+            return None
+        request = self._pool.request
+        unique, request.unique = request.unique, 0  # no client's: the next server lets go of it
+        try:
             return self._pool.open(node.id, 0)
         except OSError:  # it cannot be opened now: nobody else could either
             return None
+        finally:
+            request.unique = unique
 
     def tidy(self, now_s: float) -> None:
         """Close what has been kept long enough, and the oldest of too many."""
