@@ -34,17 +34,18 @@ def command(mountpoint: str | None, as_json: bool) -> None:
     and exit code 1, when the installed kvfuse cannot go on where the running one stops.
     """
     entry = choose(None if mountpoint is None else mountpoint_of(mountpoint))
-    supervisor = call(entry, "status")["processes"].get("supervisor")
-    if supervisor is None:
-        raise KvfuseError(
-            f"{entry.mountpoint}: its supervisor is lost; unmount and mount to upgrade"
-        )
-    before = supervisor["upgrade"]["number"] if supervisor["upgrade"] else 0
+    supervisor = _supervisor(entry, time.monotonic() + _CALL_TIMEOUT_S)
+    under_way = supervisor["upgrade"] or {}
+    if under_way.get("result") in _UNDECIDED:
+        # It may have begun before what is installed now was: it is not the answer to this command.
+        _wait(entry, under_way["number"])
+        supervisor = _supervisor(entry, time.monotonic() + _CALL_TIMEOUT_S)
+    before = (supervisor["upgrade"] or {}).get("number", 0)
     try:
         os.kill(supervisor["pid"], signal.SIGHUP)
     except PermissionError as exc:
         raise KernelError(f"{entry.mountpoint}: only root may upgrade; run it as root") from exc
-    upgrade = _wait(entry, before)
+    upgrade = _wait(entry, before + 1)
     if upgrade["result"] != "done":
         raise KvfuseError(f"{entry.mountpoint}: {upgrade['result']}: {upgrade['reason']}")
     if as_json:
@@ -56,28 +57,38 @@ def command(mountpoint: str | None, as_json: bool) -> None:
         )
 
 
-def _wait(entry: Registration, before: int) -> dict[str, Any]:
-    """Return how the upgrade after number *before* went."""
+def _wait(entry: Registration, number: int) -> dict[str, Any]:
+    """Return how the upgrade *number*, or a later one, went."""
     deadline_s = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-        try:
-            status = call(entry, "status", timeout_s=_CALL_TIMEOUT_S)
-        except NotMountedError:
-            if not entry.is_alive:
-                raise
-            continue  # between the old server and the new one
-        except KvfuseError:
-            continue
-        upgrade: dict[str, Any] | None = (status["processes"].get("supervisor") or {}).get(
-            "upgrade"
-        )
-        if upgrade and upgrade["number"] > before and upgrade["result"] not in _UNDECIDED:
+        upgrade: dict[str, Any] = _supervisor(entry, deadline_s)["upgrade"] or {"number": 0}
+        if upgrade["number"] >= number and upgrade["result"] not in _UNDECIDED:
             return upgrade
     raise KvfuseError(
         f"{entry.mountpoint}: no new server within {_TIMEOUT_S:.0f} s; "
         f"look: kvfuse status {entry.mountpoint}; its log: {entry.log or 'the journal'}"
     )
+
+
+def _supervisor(entry: Registration, deadline_s: float) -> dict[str, Any]:
+    """Return what a server tells of its supervisor, if need be the next one."""
+    while True:
+        try:
+            status = call(entry, "status", timeout_s=_CALL_TIMEOUT_S)
+        except KvfuseError as exc:
+            # the server may be about to end, and the next one not there yet
+            is_gone = isinstance(exc, NotMountedError) and not entry.is_alive
+            if is_gone or time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+            continue
+        supervisor: dict[str, Any] | None = status["processes"].get("supervisor")
+        if supervisor is None:
+            raise KvfuseError(
+                f"{entry.mountpoint}: its supervisor is lost; unmount and mount to upgrade"
+            )
+        return supervisor
 
 
 _UNDECIDED = ("checking", "running")

@@ -14,6 +14,7 @@ from kvfuse.errors import KvfuseError, NotMountedError
 
 CALL_TIMEOUT_S = 15.0
 _RETRY_S = 0.05
+_BROKEN = "{}: the server broke off its answer, as one does that is followed by another; ask again"
 
 
 class CallError(KvfuseError):
@@ -42,6 +43,8 @@ def call(
     try:
         line = _exchange(entry, request, timeout_s)
     except (FileNotFoundError, ConnectionError) as exc:
+        if entry.is_alive:
+            raise KvfuseError(_BROKEN.format(entry.mountpoint)) from exc
         raise NotMountedError(
             f"{entry.mountpoint}: the daemon (pid {entry.pid}) is not there; "
             f"clear the mount: kvfuse umount {entry.mountpoint}"
@@ -56,7 +59,7 @@ def call(
     try:
         reply = reply_decoder.decode(line)
     except msgspec.MsgspecError as exc:
-        raise KvfuseError(f"{entry.mountpoint}: the daemon broke off its answer") from exc
+        raise KvfuseError(_BROKEN.format(entry.mountpoint)) from exc
     if reply.error:
         raise CallError(reply.error, reply.exit_code)
     return reply.result

@@ -132,7 +132,7 @@ def test_an_upgrade_under_load_fails_no_call(mounted: Mounted) -> None:
 
 
 def test_upgrades_at_once_get_an_answer_each(mounted: Mounted) -> None:
-    """Those that ask together share one; who asks while one is under way gets one of his own."""
+    """Those that ask together may share one; who asks while one is under way gets a later one."""
 
     def ask() -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -144,6 +144,7 @@ def test_upgrades_at_once_get_an_answer_each(mounted: Mounted) -> None:
     asking = [ask(), ask()]
     try:
         wait_until(lambda: upgrade(mounted).get("result") in ("checking", "running"))
+        under_way = upgrade(mounted)["number"]
         asking.append(ask())
         answers = [process.communicate(timeout=WAIT_S) for process in asking]
         told = load.end()
@@ -158,7 +159,7 @@ def test_upgrades_at_once_get_an_answer_each(mounted: Mounted) -> None:
     said = [json.loads(output) for output, _ in answers]
     assert all(answer["result"] == "done" for answer in said)
     assert upgrade(mounted)["result"] == "done"
-    assert said[2]["number"] >= min(answer["number"] for answer in said)
+    assert said[2]["number"] > under_way
 
 
 def upgrade(mount: Mounted) -> dict:
