@@ -1,5 +1,6 @@
 """A server dies after the syscall and before the reply: clients see neither of them twice."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -103,6 +104,30 @@ def test_a_server_that_dies_before_it_answers_fails_no_call(mounted: Mounted) ->
     mounted.stop()
     assert "is lost" not in mounted.log.read_text()  # no open file
     assert compare(mounted) == []
+
+
+def test_a_file_without_a_name_closed_in_a_last_moment_is_held_by_nobody(mounted: Mounted) -> None:
+    """A server dies between the note that it is closed and all else: its room comes back."""
+
+    def held() -> list[str]:
+        links = []
+        for pid in (mounted.pid, server(mounted)):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+        disks = tuple(map(str, mounted.disks))
+        return [link for link in links if link.startswith(disks) and link.endswith(" (deleted)")]
+
+    with (mounted.path / "file").open("wb") as file:
+        file.write(b"data")
+        file.flush()
+        (mounted.path / "file").unlink()
+        wait_until(held)
+        path = fates(mounted.base) / "closing"
+        path.write_text("1")
+    wait_until(lambda: restarts(mounted) == 1)
+    wait_until(lambda: not held())
+    assert mounted.status()["open_files"] == 0
 
 
 @pytest.mark.parametrize("thread", ["watchdog", "lead"])

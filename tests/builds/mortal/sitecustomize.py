@@ -2,7 +2,8 @@
 
 A file in the directory KVFUSE_TEST_FATES tells them. Named as an opcode, it holds a number: so many
 servers die after they have executed a request of that kind, before they answer it. Named
-``watchdog`` or ``lead``, it ends that thread of a server, and is gone then.
+``closing``, it ends a server that has noted a file as closed and done nothing else about it; named
+``watchdog`` or ``lead``, only that thread of one.
 """
 
 import os
@@ -33,8 +34,10 @@ def _make(fates: Path) -> None:
     from kvfuse.drivers.direct.abi import opcode_name
     from kvfuse.drivers.direct.crew import Crew
     from kvfuse.drivers.direct.executor import Executor
+    from kvfuse.handletable import HandleTable
 
     execute, look, parsed = Executor.execute, Crew._look, Crew._parsed
+    closing = HandleTable.closing
 
     def execute_and_die(self, request):
         reply = execute(self, request)
@@ -52,6 +55,12 @@ def _make(fates: Path) -> None:
             raise SystemExit
         return parsed(self, message)
 
+    def close_and_die(self, fh):
+        closing(self, fh)
+        if _claim(fates / "closing"):
+            os._exit(9)
+
+    HandleTable.closing = close_and_die
     Executor.execute, Crew._look, Crew._parsed = execute_and_die, look_and_end, parse_and_end
 
 
