@@ -169,11 +169,13 @@ class Trial:
 
     def end(self) -> None:
         """Close the pool and remove all of it."""
-        self.close()
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                umount(str(path), MNT_DETACH)
-        shutil.rmtree(self._base, ignore_errors=True)
+        try:
+            self.close()
+        finally:
+            for path in self._paths:
+                with contextlib.suppress(OSError):
+                    umount(str(path), MNT_DETACH)
+            shutil.rmtree(self._base, ignore_errors=True)
 
     def reopen(self, paths: Sequence[Path]) -> float:
         """Restart cleanly with these disks; return how long the begin takes, in seconds."""
