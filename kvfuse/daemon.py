@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from kvfuse.takeover import formats
 
 _log = logging.getLogger("kvfuse.daemon")
 _PR_SET_IO_FLUSHER = 57
+SWITCH_INTERVAL_S = 0.0002
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _NO_RESEND = "this kernel does not send requests again (Linux 6.9)"
 
@@ -103,6 +105,8 @@ class Daemon:
         stop_on_signals(self._stop, [signal.SIGTERM, signal.SIGINT])
         os.chdir("/")  # a working directory on a disk, or below the mountpoint, would pin it
         os.umask(0o022)
+        # A request must not wait 5 ms, at each of its system calls, for a thread that computes.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         # Memory reclaim must not wait for writes that wait for this process, nor kill it first.

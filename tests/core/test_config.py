@@ -204,7 +204,7 @@ def test_rows_can_be_written_as_a_file():
     assert rows["health.op_timeout"] == "5s"
     assert rows["pool.disks"][0] == {"path": "/mnt/a", "weight": 1.0, "mode": "rw"}
     assert next(iter(rows)) == "pool.mountpoint"
-    assert len(rows) == 17
+    assert len(rows) == 24
 
 
 F = "/etc/k.toml: "
