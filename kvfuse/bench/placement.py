@@ -39,6 +39,7 @@ _SIZES_BYTES = (4096, 8192, 32768)  # of one file after the other
 _CALLER = Caller(uid=0, gid=0, umask=0o022, pid=1)
 _BLOCK_BYTES = 512
 _SCAN_S = 600.0
+_DISK_BYTES_MIN = 16 << 20  # nothing may have to be evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Trial:
 
     def make_disks(self) -> None:
         """Make the disks, of which the files with all that is added take about half."""
-        size_bytes = int(2.5 * self.files * statistics.mean(_SIZES_BYTES) / DISKS)
+        share_bytes = int(2.5 * self.files * statistics.mean(_SIZES_BYTES) / DISKS)
+        size_bytes = max(share_bytes, _DISK_BYTES_MIN)  # few files are spread unevenly
         for path in self._paths:
             path.mkdir(parents=True)
             do(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "kvfuse-bench", str(path)])
