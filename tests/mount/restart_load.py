@@ -77,7 +77,7 @@ class Client:
             self.exclusive, self.make_directory, self.remove_directory, self.list,
             self.read_map, self.use_long_lived, self.use_orphan, self.miss, self.touch,
             self.make_symlink, self.remove_symlink, self.exchange, self.rename_to_nothing,
-            self.label, self.reserve, self.truncate, self.copy, self.make_node,
+            self.rewrite, self.label, self.reserve, self.truncate, self.copy, self.make_node,
         ]  # fmt: skip
         while not select.select([sys.stdin], [], [], 0)[0]:
             self.step(self.random.choice(steps))
@@ -238,6 +238,11 @@ class Client:
         if name is not None and target is not None:
             rename_by(self.directory / name, self.directory / target, NOREPLACE)
             self.files[target] = self.files.pop(name)
+
+    def rewrite(self) -> None:
+        if (name := self.existing()) is not None:
+            self.files[name].content = self.data()
+            (self.directory / name).write_bytes(self.files[name].content)
 
     def label(self) -> None:
         if (name := self.existing()) is None:
