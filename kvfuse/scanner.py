@@ -63,7 +63,8 @@ class Scanner:
         """Wait until all disks were read; return whether they were."""
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.ident is not None:  # started
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         return self._arrivals.is_complete
 
     def stop(self, *, timeout_s: float) -> None:

@@ -7,11 +7,13 @@ import contextlib
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from kvfuse.pool import Pool
+from kvfuse.scanner import Scanner
 from tests.shell.pools import (
     boxed,
     commit,
@@ -166,14 +168,14 @@ class EarlyMachine(Machine):
         super().__init__()
 
     def open_box(self, disks: list[Path]) -> Pool:
-        pool = self.box.open(disks, at_once=True)
         self.opened += 1
-        if self.opened % 2:
-            pool._scanner.stop(timeout_s=10)
-        return pool
+        with pytest.MonkeyPatch.context() as patch:
+            if self.opened % 4:
+                patch.setattr(Scanner, "start", lambda _self: None)
+            return self.box.open(disks, at_once=True)
 
     def teardown(self) -> None:
-        self.opened = 1  # this time all is read
+        self.opened = 3  # this time all is read
         super().teardown()
 
     @rule(path=paths)
@@ -196,5 +198,5 @@ class EarlyMachine(Machine):
 
 def test_nothing_stale_is_served_while_disks_are_read() -> None:
     """The same histories, but nobody waits until the disks have been read."""
-    budget = settings(BUDGET, max_examples=6, stateful_step_count=30)  # stewards take time to start
+    budget = settings(BUDGET, max_examples=12, stateful_step_count=30)  # stewards take time to start
     run_state_machine_as_test(EarlyMachine, settings=budget)
