@@ -101,10 +101,17 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command
     names = chosen_systems(quick, systems)
     bounds = Bounds(seconds=seconds)
     total = count or (3 if quick else 7)
-    with rounds.ended_by_signals(), lab.Lab(fs, images) as place:
-        targets = [place.native(), *(place.mount(name) for name in names)]
-        lines = rounds.run(jobs, targets, bounds=bounds, rounds=total, progress=note)
-    called = [target.name for target in targets]
+    called = [lab.NATIVE, *names]
+    lines: list[Line] = []
+    try:
+        with rounds.ended_by_signals(), lab.Lab(fs, images) as place:
+            targets = [place.native(), *(place.mount(name) for name in names)]
+            for line in rounds.run(jobs, targets, bounds=bounds, rounds=total, progress=note):
+                lines.append(line)  # noqa: PERF402 - what is measured is kept when it ends early
+    except KeyboardInterrupt:
+        note(f"interrupted after {len(lines)} of {len(jobs)} jobs")
+        if not lines:
+            raise
     show(lines, called)
     if json_file is not None:
         settings: dict[str, object] = {"rounds": total, "seconds": seconds}

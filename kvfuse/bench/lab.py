@@ -183,11 +183,6 @@ class Lab:
                 raise KvfuseError(f"{name} does not come up: {said[-1] if said else argv[0]}")
             time.sleep(0.02)
 
-    def server_pid(self, target: Target) -> int:
-        """Return the process id of the server that *target*, a pool, is mounted by."""
-        index = self._mounts.index(target.base.parent) - len(self.disks)
-        return self._servers[index].pid
-
     def close(self) -> None:
         """Unmount everything and remove it, whatever state it is in."""
         for server in self._servers:

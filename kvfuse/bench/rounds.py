@@ -32,8 +32,8 @@ def run(
     bounds: Bounds,
     rounds: int,
     progress: Callable[[str], None],
-) -> list[Line]:
-    """Return what was measured. *progress* is told each job as it begins.
+) -> Iterator[Line]:
+    """Yield what was measured of each job. *progress* is told each job as it begins.
 
     A target that cannot do a job misses in its line, with the reason.
 
@@ -43,11 +43,9 @@ def run(
     for target in targets:
         progress(f"preparing {target.name}")
         workload.furnish(target.base, {job.kind for job in jobs})
-    lines = []
     for number, job in enumerate(jobs, 1):
         progress(f"{number}/{len(jobs)} {job.name}")
-        lines.append(_measured(job, targets, bounds, rounds))
-    return lines
+        yield _measured(job, targets, bounds, rounds)
 
 
 def _measured(job: Job, targets: Sequence[Target], bounds: Bounds, rounds: int) -> Line:

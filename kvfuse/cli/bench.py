@@ -62,7 +62,7 @@ def command(  # noqa: PLR0913, PLR0917 - the options of a command
     ):
         targets = [rounds.Target(_NATIVE, theirs), rounds.Target(_POOL, ours)]
         bounds = Bounds(seconds=seconds)
-        lines = rounds.run(able, targets, bounds=bounds, rounds=count, progress=note)
+        lines = list(rounds.run(able, targets, bounds=bounds, rounds=count, progress=note))
     if as_json:
         show_json(
             {

@@ -46,7 +46,7 @@ def lines(places: list[rounds.Target]) -> list[Line]:
     """Every kind of job, measured twice on both directories."""
     jobs = [job for job in EVERY_KIND if rounds.may_forget() or not job.cold]
     said: list[str] = []
-    found = rounds.run(jobs, places, bounds=SHORT, rounds=2, progress=said.append)
+    found = list(rounds.run(jobs, places, bounds=SHORT, rounds=2, progress=said.append))
     assert len(said) == len(places) + len(jobs)
     return found
 
