@@ -6,10 +6,13 @@ Prints one JSON object. Exit code 1 when a store, a load or a byte was wrong.
 import argparse
 import json
 import os
+import random
+import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 from tests.disks import MIB, loop_disks
@@ -51,17 +54,23 @@ def main() -> int:
     parser.add_argument("--largest-mib", type=int, default=16, help="file")
     parser.add_argument("--lease-s", type=int, default=1)
     parser.add_argument("--readers", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=0, help="of a lookup and a later load")
     parser.add_argument("--small-files", type=int, default=0, help="4 KiB files to clean away")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take everything down
     with tempfile.TemporaryDirectory(prefix="kvfuse-soak-") as base, loop_disks() as (made, _):
         disks = [made.add(given.filesystem, given.size_mib * MIB) for _ in range(given.disks)]
         space = {"lease_ttl": f"{given.lease_s}s"}
         with Mounted(Path(base), disks, setup="direct", settings={"space": space}) as mount:
             found = soak(mount, given)
+            if given.trials:
+                found |= trials(mount, given.trials, given.lease_s)
             if given.small_files:
                 found |= clean(mount, given.small_files)
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 1 if found["failures"] else 0
+    lease = found.get("lease")
+    is_broken = isinstance(lease, dict) and lease["broken"] > 0
+    return 1 if found["failures"] or is_broken else 0
 
 
 def soak(mount: Mounted, given: argparse.Namespace) -> dict[str, object]:
@@ -99,6 +108,67 @@ def soak(mount: Mounted, given: argparse.Namespace) -> dict[str, object]:
         "tasks": len(tasks),
         "rejected": mount.status()["space"]["rejected"],
     }
+
+
+def trials(mount: Mounted, count: int, lease_s: float) -> dict[str, object]:
+    """Look files up, and load those that were there within the lease, while all is overwritten.
+
+    A load that comes too late, as this process was not given the processor, is no trial.
+    """
+    data = b"t" * 65536
+    names: deque[Path] = deque(maxlen=6000)
+    done = {"trials": 0, "missing": 0, "late": 0, "broken": 0}
+    stop = threading.Event()
+
+    def store(number: int) -> None:
+        for each in range(1 << 30):
+            if stop.is_set():
+                return
+            final = mount.path / f"d{number % 3}" / f"t{number}-{each}.data"
+            temp = final.with_name(f"{final.name}_{number}.tmp")
+            temp.write_bytes(data)
+            temp.rename(final)
+            names.append(final)
+
+    def look(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            if len(names) < 100:
+                time.sleep(0.01)
+                continue
+            asked: list[tuple[float, Path]] = []
+            for _ in range(40):
+                path = names[rng.randrange(len(names) - 1)]
+                for _ in range(rng.choice((1, 1, 2))):  # the second answer is the kernel's
+                    began_s = time.monotonic()
+                    is_there = path.exists()
+                if is_there:
+                    asked.append((began_s, path))
+                else:
+                    done["missing"] += 1
+            time.sleep(rng.choice((0.0, rng.random() * 0.7 * lease_s)))
+            for began_s, path in asked:
+                try:
+                    is_right = path.read_bytes() == data
+                except OSError:
+                    is_right = False
+                if time.monotonic() - began_s > lease_s:
+                    done["late"] += 1
+                    continue
+                done["trials"] += 1
+                done["broken"] += not is_right
+
+    threads = [threading.Thread(target=store, args=(number,)) for number in range(4)]
+    threads += [threading.Thread(target=look, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    while done["trials"] < count and all(thread.is_alive() for thread in threads):
+        time.sleep(1)
+        sys.stderr.write(f"\r{done}")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return {"lease": done}
 
 
 def clean(mount: Mounted, files: int) -> dict[str, float]:
