@@ -130,6 +130,24 @@ def test_a_file_without_a_name_closed_in_a_last_moment_is_held_by_nobody(mounted
     assert mounted.status()["open_files"] == 0
 
 
+def test_a_file_that_lost_its_name_while_a_server_died_is_there_or_missing(
+    mounted: Mounted,
+) -> None:
+    """Opened, unlinked by another client, and nobody was told: one came before the other."""
+    (mounted.path / "file").write_bytes(b"data")
+    path = fates(mounted.base) / "opened"
+    path.write_text("1")
+    try:
+        found = (mounted.path / "file").read_bytes()
+    except FileNotFoundError:
+        found = b"data"
+
+    assert restarts(mounted) == 1
+    assert found == b"data"
+    assert not (mounted.path / "file").exists()
+    wait_until(lambda: mounted.status()["open_files"] == 0)
+
+
 @pytest.mark.parametrize("thread", ["watchdog", "lead"])
 def test_a_server_that_lost_a_thread_it_cannot_be_without_is_followed(
     mounted: Mounted, thread: str

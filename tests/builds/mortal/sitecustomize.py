@@ -3,7 +3,8 @@
 A file in the directory KVFUSE_TEST_FATES tells them. Named as an opcode, it holds a number: so many
 servers die after they have executed a request of that kind, before they answer it. Named
 ``closing``, it ends a server that has noted a file as closed and done nothing else about it; named
-``watchdog`` or ``lead``, only that thread of one.
+``watchdog`` or ``lead``, only that thread of one; named ``opened``, one that has opened a file
+which then lost its name, and has told the kernel nothing of it.
 """
 
 import os
@@ -32,12 +33,13 @@ def _claim(path: Path) -> bool:
 
 def _make(fates: Path) -> None:
     from kvfuse.drivers.direct.abi import opcode_name
+    from kvfuse.drivers.direct.contents import Contents
     from kvfuse.drivers.direct.crew import Crew
     from kvfuse.drivers.direct.executor import Executor
     from kvfuse.handletable import HandleTable
 
     execute, look, parsed = Executor.execute, Crew._look, Crew._parsed
-    closing = HandleTable.closing
+    closing, opened = HandleTable.closing, Contents._opened
 
     def execute_and_die(self, request):
         reply = execute(self, request)
@@ -60,7 +62,16 @@ def _make(fates: Path) -> None:
         if _claim(fates / "closing"):
             os._exit(9)
 
-    HandleTable.closing = close_and_die
+    def take_in_and_die(self, node_id, fh, flags, *, temp):
+        if _claim(fates / "opened"):
+            pool = self._pool
+            node = pool.getattr(node_id)
+            pool.request.unique = 0  # as another thread does it for another client
+            pool.unlink(node.parent, node.name)
+            os._exit(9)
+        return opened(self, node_id, fh, flags, temp=temp)
+
+    HandleTable.closing, Contents._opened = close_and_die, take_in_and_die
     Executor.execute, Crew._look, Crew._parsed = execute_and_die, look_and_end, parse_and_end
 
 
