@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvfuse import namespace
 from kvfuse.files import Files
 from kvfuse.intents import SetDir
-from kvfuse.records import Node, State
+from kvfuse.records import ROOT_ID, Node, State
 from kvfuse.state import PoolState
 
 _OWN = b"user.kvfuse."
@@ -173,6 +173,8 @@ class Attributes:
     def _own_xattr(self, node: Node, name: bytes) -> bytes:
         """Answer ``user.kvfuse.*``: where a file is and what it is."""
         state = self._state
+        if node.id == ROOT_ID and name == _OWN + b"pool":
+            return state.pool_id.encode()
         slot = state.slots.get(node.disk)
         if slot is not None:
             path = state.path(node.parent)

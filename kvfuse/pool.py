@@ -30,6 +30,7 @@ from kvfuse.eviction import Pins, Watermarks
 from kvfuse.files import Files
 from kvfuse.handletable import HandleTable, OpenSlot
 from kvfuse.homes import judge_homes
+from kvfuse.lingering import Lingering
 from kvfuse.names import Names
 from kvfuse.records import NO_DISK, DirEntry
 from kvfuse.recovery import recover
@@ -72,7 +73,8 @@ class Pool:
         self._arrivals = arrivals
         self._scanner = Scanner(state, arrivals, 0)
         report = Report(state, disks, self._scanner)
-        self._upkeep = Upkeep(state)
+        lingering = Lingering(state, files, Renames(state, files, names))
+        self._upkeep = Upkeep(state, lingering.tidy)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
@@ -83,7 +85,7 @@ class Pool:
         self.unlink = names.unlink
         self.mkdir = names.mkdir
         self.rmdir = names.rmdir
-        self.rename = Renames(state, files, names).rename
+        self.rename = lingering.rename
         self.getattr = attributes.getattr
         self.setattr = attributes.setattr
         self.getxattr = attributes.getxattr
@@ -357,7 +359,7 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     state = PoolState(
         catalog,
         disks.slots,
-        disks.topology.members,
+        disks.topology,
         _rules(config),
         carriers_max=_carriers_max(len(disks.slots)),
         outliving=None if table is None else Outliving(table, run_dir / "inflight"),

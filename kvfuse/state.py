@@ -40,7 +40,7 @@ from kvfuse.reservations import Reservations
 from kvfuse.room import Rooms
 from kvfuse.routing import TempPattern, routing_name
 from kvfuse.todo import Arriving
-from kvfuse.topology import Member
+from kvfuse.topology import Topology
 from kvfuse.transaction import Txn
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class PoolState:
         self,
         catalog: Catalog,
         slots: Sequence[Slot],
-        members: Sequence[Member],
+        topology: Topology,
         rules: Rules,
         *,
         carriers_max: int = 2048,
@@ -106,7 +106,8 @@ class PoolState:
         self.catalog = catalog
         self.slots = {slot.number: slot for slot in slots}
         self._by_id = {slot.disk_id: slot for slot in slots}
-        self.members = tuple(members)
+        self.pool_id = topology.pool_id
+        self.members = topology.members
         self.rules = rules
         self.locks = KeyedLocks(timeout_s=rules.op_timeout_s)
         self.handles = Handles(None if outliving is None else outliving.table)

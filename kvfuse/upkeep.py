@@ -8,6 +8,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from kvfuse.carriers import Carriers
 from kvfuse.evictor import Evictor
@@ -27,10 +28,11 @@ READER_CHECK_INTERVAL_S = 60.0
 
 
 class Upkeep:
-    """The threads of one mounted pool."""
+    """The threads of one mounted pool; *tidy* is called with the monotonic time now and then."""
 
-    def __init__(self, state: PoolState) -> None:
+    def __init__(self, state: PoolState, tidy: Callable[[float], None]) -> None:
         self._state = state
+        self._tidy = tidy
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(
@@ -114,6 +116,7 @@ class Upkeep:
         next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
         while not self._stopping.wait(ACCESS_INTERVAL_S):
             self._state.accesses.flush()
+            self._tidy(time.monotonic())
             if time.monotonic() >= next_check_s:
                 next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
                 self._state.catalog.check_readers()

@@ -20,7 +20,7 @@ LAYERS = {
         transaction catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
         reservations leases ghosts room tasks homes state placing removal line patrol selection
-        evictor cleanups files attributes namespace settle names renames resume recovery takein
+        evictor cleanups files attributes namespace settle names renames lingering resume recovery takein
         bringup arrivals reading scanner check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",

@@ -338,7 +338,6 @@ class Crew:
                 self._depose(worker, request)
             elif not worker.expired and now_s - worker.seen_s > self._patience_s(request):
                 self._expire(worker, request)
-        self._executor.tidy(now_s)
         for request in self._lanes.expired(now_s - self._op_timeout_s):
             self._send_error(request.unique, errno.EIO)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from kvfuse.drivers.direct import abi, replies
 from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode, opcode_name
 from kvfuse.drivers.direct.contents import Contents, Reply
-from kvfuse.drivers.direct.lingering import Lingering
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.protocol import WITHOUT_REPLY, Request
 from kvfuse.drivers.direct.resent import RESENT, Resent
@@ -68,7 +67,6 @@ class Executor:
         self,
         names: Names,
         contents: Contents,
-        lingering: Lingering,
         resent: Resent,
         request: RequestName,
     ) -> None:
@@ -81,9 +79,6 @@ class Executor:
         self._handlers[Opcode.IOCTL] = _ioctl
         for opcode, handler in {**names.handlers(), **contents.handlers()}.items():
             self._handlers[opcode] = handler
-        for opcode in (Opcode.RENAME, Opcode.RENAME2):
-            self._handlers[opcode] = lingering.around(names.handlers()[opcode])
-        self._lingering = lingering
         self._waits: list[bool | Callable[[Request], bool]] = [
             number in _WAITING for number in range(OPCODES_MAX)
         ]
@@ -135,10 +130,6 @@ class Executor:
             self._contents.close_unsent(fh)
         except OSError as exc:
             log.warning("a handle nobody received: %s", exc)
-
-    def tidy(self, now_s: float) -> None:
-        """Let go of what was kept for a moment; call it now and then, with the monotonic time."""
-        self._lingering.tidy(now_s)
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return by kind of request: how many, how many of them failed, and their summed ns."""

@@ -18,7 +18,6 @@ from kvfuse.drivers.direct.connection import Connection
 from kvfuse.drivers.direct.contents import Contents
 from kvfuse.drivers.direct.crew import Crew
 from kvfuse.drivers.direct.executor import Executor
-from kvfuse.drivers.direct.lingering import Lingering
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.negotiation import Agreement, agree
 from kvfuse.drivers.direct.notices import Notices
@@ -190,7 +189,6 @@ class DirectSession:
         executor = Executor(
             Names(self._pool, timeouts=timeouts, negative=Timeouts.of(options.negative_ttl_s, 0.0)),
             contents,
-            Lingering(self._pool, contents.close_unsent),
             Resent(self._pool, contents, timeouts),
             self._pool.request,
         )
