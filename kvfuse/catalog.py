@@ -38,7 +38,8 @@ _ALLOCATED_BYTES = 16 << 20  # at a time, so that it is rare
 _PAGE_BYTES = 4096
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
-    b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned", b"gone",
+    b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned",
+    b"gone",
 )  # fmt: skip
 
 

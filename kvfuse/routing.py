@@ -3,8 +3,9 @@
 A connector writes a file under a temporary name and renames it. Both names must have one owner, so
 both are brought to one *routing name*: the key without the temp form and without extensions. All
 extensions, so that ``a.bin.tmp`` meets ``a.bin`` as surely as ``<stem>.tmp`` meets ``<stem>.data``,
-and files that belong together (``x.safetensors``, ``x.safetensors.metadata``) share a disk. The forms are data (``DEFAULT_PATTERNS``); operators add theirs with ``pool.temp_patterns``. A
-changed default changes where files go, so it goes with ``records.FORMAT``.
+and files that belong together (``x.safetensors``, ``x.safetensors.metadata``) share a disk. The
+forms are data (``DEFAULT_PATTERNS``); operators add theirs with ``pool.temp_patterns``. A changed
+default changes where files go, so it goes with ``records.FORMAT``.
 """
 
 import re

@@ -16,12 +16,12 @@ FUNCTION_LINES_MAX = 60
 LAYERS = {
     "core": """errors records quantities routing topology placement health settings config intents
         ttlcache eviction admission""",
-    "edges": """syscalls root disk sighting soundness identity whereabouts candidates adoption diskset
-        transaction catalog journal metrics mounts stop durability fdstore""",
+    "edges": """syscalls root disk sighting soundness identity whereabouts candidates adoption
+        diskset transaction catalog journal metrics mounts stop durability fdstore""",
     "heart": """locks carrier chores carriers todo handletable inflight handles accesses numbers
         reservations leases ghosts room tasks homes state placing removal line patrol selection
-        evictor cleanups files attributes namespace settle names renames lingering resume recovery takein
-        bringup arrivals reading scanner check upkeep report status statfs pool""",
+        evictor cleanups files attributes namespace settle names renames lingering resume recovery
+        takein bringup arrivals reading scanner check upkeep report status statfs pool""",
     "drivers": "drivers",
     "control": "control steward",
     "shell": """logs notify progress processes restarts ledger detach launch upgrades teller spare

@@ -104,7 +104,7 @@ def test_extensions_are_removed(key, routing):
     ],
 )
 def test_other_tmp_names_are_stems(name, final):
-    """What ends in .tmp in no other form is <stem>.tmp: a file called as its stem shares its disk."""
+    """What ends in .tmp in no other form is <stem>.tmp: a file called so shares its disk."""
     assert final_name(name) == final
     assert routing_name(name) == routing_name(final)
 
