@@ -64,7 +64,7 @@ def test_several_times_the_capacity(tmp_path, filesystem, sizes_mib, total_mib):
             assert flood.reads > 20
             found = settled(disks)
             assert max(found) <= 0.9
-            if filesystem != "btrfs":  # counts late, so more than needed may go
+            if filesystem == "ext4":  # the others give room back late: more than needed may go
                 assert min(found) > 0.6
             status = mount.status()
             assert status["space"]["rejected"] == 0
