@@ -28,8 +28,9 @@ LONG_S = 60.0  # as long as no test takes: what is cached stays cached
 def mounted(tmp_path: Path) -> Iterator[DirectMount]:
     """A mount where the kernel believes for long what it was told."""
     with DirectMount(
-        tmp_path, entry_timeout_s=LONG_S, attr_timeout_s=LONG_S, negative_ttl_s=LONG_S
-    ) as mounted:
+        tmp_path, entry_timeout_s=LONG_S, attr_timeout_s=LONG_S, negative_ttl_s=LONG_S,
+        temp_timeout_s=LONG_S,
+    ) as mounted:  # fmt: skip
         yield mounted
 
 
