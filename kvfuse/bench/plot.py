@@ -24,7 +24,7 @@ def draw(lines: Sequence[Line], targets: Sequence[str], base: str, path: Path, t
             f"{path}: no plot without matplotlib; pip install 'kvfuse[bench]'"
         ) from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     groups = [
         ("names and small files", [line for line in lines if not line.job.kind.is_data]),
@@ -37,10 +37,14 @@ def draw(lines: Sequence[Line], targets: Sequence[str], base: str, path: Path, t
         figsize=(6.5 * len(groups), 1 + 0.24 * max(len(group) for _, group in groups)),
     )  # fmt: skip
     for axis, (name, group) in zip(axes[0], groups, strict=True):
-        for number, target in enumerate(others):
-            _dots(axis, group, target, base, (number - (len(others) - 1) / 2) / len(others))
+        drawn = [target for target in others if any(target in line.rates for line in group)]
+        for number, target in enumerate(drawn):
+            _dots(axis, group, target, base, (number - (len(drawn) - 1) / 2) / len(drawn))
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_yticks(range(len(group)), [line.job.name for line in group], fontsize=7)
         axis.invert_yaxis()
         axis.grid(axis="x", which="both", linewidth=0.3)

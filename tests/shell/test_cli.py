@@ -15,7 +15,7 @@ from kvfuse.cli.output import human_bytes, printable
 PROJECT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["mount"], ["umount"], ["status"], ["locate"], ["disk", "init"], ["disk", "list"],
-    ["config", "check"], ["config", "show"], ["doctor"],
+    ["config", "check"], ["config", "show"], ["doctor"], ["bench"],
 ]  # fmt: skip
 
 
