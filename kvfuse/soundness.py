@@ -29,7 +29,9 @@ _READ_TIMEOUT_S = 1.5  # a mount must not wait longer
 
 def seal(directory: Path) -> None:
     """Note the digest of a catalog that was closed; raises OSError."""
-    used_bytes, digest = _digest(directory / _DATA)
+    data = directory / _DATA
+    used_bytes = _used_bytes(data)
+    digest = _digest(data, used_bytes)
     fresh = directory / (_SEAL + ".new")
     fresh.write_text(json.dumps({"bytes": used_bytes, "blake3": digest}), encoding="ascii")
     os.replace(fresh, directory / _SEAL)
@@ -57,32 +59,40 @@ def check(directory: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise CatalogDamagedError(f"catalog {data}: its seal cannot be read: {exc}") from exc
     try:
-        found = _digest(data)
+        used_bytes = _used_bytes(data)
+        # The size first: of noise it may be all of a sparse file of many gigabytes.
+        found = (used_bytes, _digest(data, used_bytes) if used_bytes == wanted[0] else "")
     except OSError as exc:
         raise CatalogDamagedError(f"catalog {data}: {exc.strerror}") from exc
     if found != wanted:
         raise CatalogDamagedError(f"catalog {data}: not as it was closed; its digest differs")
 
 
-def _digest(data: Path) -> tuple[int, str]:
-    """Return the bytes in use and their digest."""
+def _used_bytes(data: Path) -> int:
+    """Return how many bytes of the file its newest state uses."""
     with data.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes < 2 * _PAGE_BYTES:
-            return size_bytes, ""
         head = file.read(2 * _PAGE_BYTES)
-        last_page = max(
-            int.from_bytes(head[offset + _LAST_PAGE_AT :][:8], "little")
-            for offset in (0, _PAGE_BYTES)
-        )
-        used_bytes = min(size_bytes, (last_page + 1) * _PAGE_BYTES)
-        with (
-            mmap.mmap(file.fileno(), used_bytes, prot=mmap.PROT_READ) as pages,
-            memoryview(pages) as view,
-        ):
-            hasher = blake3(max_threads=blake3.AUTO)
-            hasher.update(view)
-            return used_bytes, hasher.hexdigest()
+    if len(head) < 2 * _PAGE_BYTES:
+        return size_bytes
+    last_page = max(
+        int.from_bytes(head[offset + _LAST_PAGE_AT :][:8], "little") for offset in (0, _PAGE_BYTES)
+    )
+    return min(size_bytes, (last_page + 1) * _PAGE_BYTES)
+
+
+def _digest(data: Path, used_bytes: int) -> str:
+    """Return the digest of the first *used_bytes* of the file."""
+    if used_bytes == 0:
+        return ""
+    with (
+        data.open("rb") as file,
+        mmap.mmap(file.fileno(), used_bytes, prot=mmap.PROT_READ) as pages,
+        memoryview(pages) as view,
+    ):
+        hasher = blake3(max_threads=blake3.AUTO)
+        hasher.update(view)
+        return hasher.hexdigest()
 
 
 def _read_through(directory: Path) -> None:
