@@ -319,7 +319,9 @@ class Files:
             now = txn.node(node_id)
             if now is not None:
                 place = state.place(now, generation)
-                txn.put_node(done._replace(access=place, atime_ns=now.atime_ns), now)
+                # From *now*: an exchange may have given it another name meanwhile.
+                done = _with_stat(now, found)._replace(state=State.COMMITTED, generation=generation)
+                txn.put_node(done._replace(access=place), now)
         self._unsettled.pop(node_id, None)
         state.reservations.finished(node_id, found.st_blocks * BLOCK_BYTES)
         if not node.access:
