@@ -41,6 +41,7 @@ class Reservations:
         self._unwritten: dict[int, int] = {}
         self._files: dict[int, int] = {}
         self._ended: dict[int, int] = {}
+        self.learned = 0  # sizes of finished files
         self._promised: dict[tuple[int, bytes], int] = {}
         self._turn = -1
 
@@ -118,6 +119,7 @@ class Reservations:
     def learn(self, kind: Kind, size_bytes: int) -> None:
         """A file of *kind* was finished with *size_bytes*."""
         with self._mutex:
+            self.learned += 1
             self._sizes.note(kind, size_bytes)
 
     def on_disk(self, disk: int) -> int:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvfuse.admission import Kind
+from kvfuse.admission import UNKNOWN_BYTES, Kind
 from kvfuse.disk import Space
 from kvfuse.eviction import Usage, Watermarks
 from kvfuse.reservations import Reservations
 
 XFS_FACTOR = 1.6  # it preallocates beyond the end of a file that is written
 LARGEST_SHARE = 8  # an estimate is at most this part of a disk: one huge file closes none
+FEW = 32  # the largest of fewer files says nothing of the next
 INODES_KEPT = 16
 HOPELESS_S = 0.5
 WAITING_MAX = 12  # creations waiting for one disk: its threads are needed for reads, too
@@ -122,6 +123,8 @@ class Rooms:
         return max(0, space.available_bytes - self._reserve_bytes(space.capacity_bytes))
 
     def _scaled(self, number: int, space: Space, estimate_bytes: int) -> int:
+        if self._reservations.learned < FEW:
+            estimate_bytes = max(estimate_bytes, UNKNOWN_BYTES)
         factor = XFS_FACTOR if self._filesystems.get(number) == "xfs" else 1.0
         return min(int(estimate_bytes * factor), space.capacity_bytes // LARGEST_SHARE)
 

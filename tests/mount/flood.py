@@ -95,7 +95,7 @@ class Flood:
                         file.write(self._block)
                 os.rename(temp, self.path / name)
             except OSError as exc:
-                self._fail(f"store {name}: {exc!r}")
+                self._fail(f"store {name}: {exc!r} {exc.filename or 'in a write'}")
                 continue
             with self._mutex:
                 self.written_bytes += blocks * BLOCK_BYTES
