@@ -236,11 +236,13 @@ class Renames:
             if not node.is_dir:
                 state.check_writable(node.disk)
         if a[2].is_dir or b[2].is_dir:
-            for parent, name, node in (a, b):
-                if not node.is_dir:
-                    with state.locks.hold(("inode", node.id)), state.on(node.disk) as carriers:
+            files = [place for place in (a, b) if not place[2].is_dir]
+            # To the end of the transaction: the last writer's close writes label and record too.
+            with state.locks.hold(*(("inode", node.id) for _, _, node in files)):
+                for parent, name, node in files:
+                    with state.on(node.disk) as carriers:
                         self._unbind(carriers, (parent, name), node.id, None)
-            disks = self._exchange_in_catalog(a, b)
+                disks = self._exchange_in_catalog(a, b)
             state.forget_paths()
             state.wake(disks)
             # A file among them is found at once then. A disk that fails has it in its backlog.
