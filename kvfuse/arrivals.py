@@ -79,16 +79,17 @@ class Arrivals:
                     self.found[number] = taker.findings = Findings(**scan.findings)
         if self.takers:
             state.catalog.floor = max(taker.terms.floor for taker in self.takers.values())
-            state.unsure = {n for n, t in self.takers.items() if t.terms.believed is not None}
+            state.unsure = {n: t.terms.unsure for n, t in self.takers.items()}
             state.arriving = self
 
     def _terms(self, disk: Disk, number: int, how: How) -> Terms:
+        floor = self._state.next_id()
         return Terms(
             number=number,
             adopting=how is How.ADOPT,
             stale=how is How.STALE,
-            believed=durability.believed(disk),
-            floor=self._state.next_id(),
+            unsure=durability.unsure(disk, floor),
+            floor=floor,
             singly=not self._state.rules.serve_displaced,
         )
 
@@ -345,7 +346,7 @@ class Arrivals:
                 with contextlib.suppress(OSError):  # it is gone through once more then
                     durability.trust(slot.disk)
             del self.takers[number]
-            self._state.unsure.discard(number)
+            self._state.unsure.pop(number, None)
             _log.info("disk %s: read in %.1f s: %s", slot.path, seconds, taker.findings)
             if is_last:
                 self.seconds = seconds

@@ -7,6 +7,7 @@ boot only files up to that generation are believed; in the same boot the page ca
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ class Synced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     boot_id: str
     generation: int
+    unsure: list[tuple[int, int]] = []
 
 
 def boot_id() -> str:
@@ -48,8 +50,11 @@ def read_synced(disk: Disk) -> Synced | None:
         os.close(mark_fd)
 
 
-def sync(disk: Disk, generation: int) -> None:
+def sync(disk: Disk, generation: int, unsure: Sequence[tuple[int, int]] = ()) -> None:
     """Make the disk durable, then note that *generation* and all before are on it.
+
+    But for those between the pairs of *unsure*: a power cut came before they did, and the files
+    have not been looked at since.
 
     Raises:
         OSError: the disk refused; nothing new is believed then.
@@ -62,7 +67,8 @@ def sync(disk: Disk, generation: int) -> None:
             disk.unlink(mark_fd, fresh)
         fd = disk.create(mark_fd, fresh, mode=0o600, uid=os.geteuid(), gid=os.getegid())
         try:
-            content = msgspec.json.encode(Synced(boot_id=boot_id(), generation=generation))
+            noted = Synced(boot_id=boot_id(), generation=generation, unsure=list(unsure))
+            content = msgspec.json.encode(noted)
             disk.write(fd, content, 0)
             disk.fsync(fd, data_only=False)
         finally:
@@ -72,12 +78,17 @@ def sync(disk: Disk, generation: int) -> None:
         os.close(mark_fd)
 
 
-def believed(disk: Disk) -> int | None:
-    """Return the highest generation to believe on this disk, None when all are."""
+def unsure(disk: Disk, floor: int) -> list[tuple[int, int]]:
+    """Return the generations not to believe on this disk: those between each two numbers.
+
+    All that is on the disk has a generation below *floor*.
+    """
     noted = read_synced(disk)
     if noted is None:
-        return 0
-    return None if noted.boot_id == boot_id() else noted.generation
+        return [(0, floor)]
+    if noted.boot_id == boot_id():
+        return noted.unsure
+    return [*noted.unsure, (noted.generation, floor)]
 
 
 # A disk that missed a mount, and has not been gone through since: without a catalog that knows it,

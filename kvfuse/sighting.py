@@ -28,16 +28,16 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     *number* is the disk's in the catalog. *adopting* makes all on it the pool's: labels mean
     nothing there, for they may be another pool's, and each file gets one of this pool. *stale* says
     that nothing on the disk can be believed, because the pool lived on without it: files, and
-    directories that no other disk vouches for, are removed. *believed* is the highest generation
-    that reached the disk before the machine went down, None when all did. What has an id from
-    *floor* on was made while this scan ran: the catalog has it. *singly*: the server looks at every
-    file itself.
+    directories that no other disk vouches for, are removed. Generations between the pairs of
+    *unsure* may not have reached the disk before the machine went down. What has an id from *floor*
+    on was made while this scan ran: the catalog has it. *singly*: the server looks at every file
+    itself.
     """
 
     number: int
     adopting: bool
     stale: bool
-    believed: int | None
+    unsure: list[tuple[int, int]]
     floor: int
     singly: bool = False
 
@@ -173,7 +173,7 @@ class Reader:
         if terms.adopting or terms.stale or terms.singly:
             return lambda _name: False
         packer = records.FilePacker(terms.number, dir_id)
-        believed = terms.floor if terms.believed is None else terms.believed
+        unsure = terms.unsure
         lstat, getxattr, split = os.lstat, os.getxattr, records.split_label
 
         def pack(name: bytes) -> bool:
@@ -189,7 +189,7 @@ class Reader:
                 label_format != records.FORMAT
                 or flags not in _PLAIN_FLAGS
                 or not records.FIRST_ID <= node_id < terms.floor
-                or generation > believed
+                or (unsure and is_between(generation, unsure))
                 or found.st_nlink != 1
                 or found.st_dev != device
                 or not packer.is_bound(name, verify)
@@ -272,7 +272,12 @@ def is_torn(label: Label, terms: Terms) -> bool:
     """Whether a file was being written when its daemon, or its machine, went down."""
     if label.flags & records.LABEL_PENDING:
         return True
-    return terms.believed is not None and terms.believed < label.generation < terms.floor
+    return is_between(label.generation, terms.unsure)
+
+
+def is_between(generation: int, pairs: list[tuple[int, int]]) -> bool:
+    """Whether *generation* lies between two numbers of a pair."""
+    return any(low < generation < high for low, high in pairs)
 
 
 def file_node(

@@ -120,7 +120,7 @@ class PoolState:
             if slot.disk is not None
         }  # fmt: skip
         self.arriving: Arriving | None = None  # while disks are being read
-        self.unsure: set[int] = set()  # disks with files that may not have survived a power cut
+        self.unsure: dict[int, list[tuple[int, int]]] = {}  # see durability.sync
         self.keeper: Keeper | None = None
         self.passthrough = False  # the kernel holds the files it has open on the disks itself
         self.visibility_changed: Callable[[], object] = lambda: None  # all files of a disk at once
@@ -236,13 +236,10 @@ class PoolState:
     def sync(self, number: int, generation: int) -> None:
         """Make a disk durable up to *generation*, and note on it that it is.
 
-        Without the note while files are on it that have not been judged yet.
+        But for files that were there before, while they have not been looked at.
         """
-        disk = self.carriers[number].disk
-        if number in self.unsure:
-            disk.sync()
-        else:
-            durability.sync(disk, generation)
+        unsure = self.unsure.get(number, ())
+        durability.sync(self.carriers[number].disk, generation, unsure)
 
     # -- placement
 

@@ -198,5 +198,4 @@ class EarlyMachine(Machine):
 
 def test_nothing_stale_is_served_while_disks_are_read() -> None:
     """The same histories, but nobody waits until the disks have been read."""
-    budget = settings(BUDGET, max_examples=12, stateful_step_count=30)
-    run_state_machine_as_test(EarlyMachine, settings=budget)
+    run_state_machine_as_test(EarlyMachine, settings=BUDGET)
