@@ -227,15 +227,13 @@ class SpaceSettings(_Section):
 
     high_watermark: Percentage = 0.9
     low_watermark: Percentage = 0.8
-    lease_ttl: Annotated[
-        Seconds, _within(0, LEASE_TTL_S_MAX, quantities.format_duration)
-    ] = 10.0
+    lease_ttl: Annotated[Seconds, _within(0, LEASE_TTL_S_MAX, quantities.format_duration)] = 10.0
     temp_max_age: Annotated[
         Seconds, _within(1, quantities.DURATION_S_MAX, quantities.format_duration)
     ] = 3600.0
-    pin: Annotated[
-        tuple[Annotated[str, AfterValidator(_pin)], ...], BeforeValidator(_tuple)
-    ] = ("config.json",)
+    pin: Annotated[tuple[Annotated[str, AfterValidator(_pin)], ...], BeforeValidator(_tuple)] = (
+        "config.json",
+    )
     eviction: Literal["lru", "s3fifo"] = "lru"
     stale_first: bool = True
     reserve: Annotated[
