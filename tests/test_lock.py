@@ -1,4 +1,4 @@
-"""``requirements.lock``, which is what gets installed, holds all that ``pyproject.toml`` asks for."""
+"""``requirements.lock``, which gets installed, holds all that ``pyproject.toml`` asks for."""
 
 import re
 import tomllib
