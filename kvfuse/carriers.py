@@ -12,20 +12,23 @@ that view says. Descriptors are cached by directory id and stay right when a car
 
 import contextlib
 import errno
+import logging
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from kvfuse import records
+from kvfuse import backlog, health, records
 from kvfuse.carrier import Carrier, Ground, Wanted
 from kvfuse.catalog import Catalog
 from kvfuse.chores import do_chore
 from kvfuse.disk import Disk
-from kvfuse.intents import RemoveDir, Unlink
+from kvfuse.intents import Chore, RemoveDir, Unlink
 from kvfuse.records import Node
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _BATCH = 64  # chores read in one transaction
 
@@ -99,6 +102,21 @@ class Carriers:
         """
         with self._locked():
             return self._drain()
+
+    def retry(self) -> None:
+        """Try once more to unlink the files that would not go.
+
+        Raises:
+            OSError: the disk failed; the rest waits.
+        """
+        with self._locked():
+            self._drain()
+            with self._catalog.read() as txn:
+                if not any(number == self.number for number, _ in backlog.parked(txn)):
+                    return
+            with self._catalog.write() as txn:
+                backlog.unpark(txn, self.number)
+            self._drain()
 
     def close(self) -> None:
         """Drop all descriptors."""
@@ -239,20 +257,44 @@ class Carriers:
             unlinked: list[int] = []
             try:
                 for number, chore in chores:
-                    do_chore(self._ground, chore)
+                    if not self._do_or_park(number, chore):
+                        continue
                     unlinked.append(number)
                     if isinstance(chore, RemoveDir):
                         self.forget(chore.id)
                     if not isinstance(chore, Unlink):
                         # Done again after a later one, it would undo that.
-                        self._drop(unlinked)
+                        self._drop(unlinked, chore)
             finally:
                 self._drop(unlinked)
 
-    def _drop(self, numbers: list[int]) -> None:
-        """Drop chores that were done, and empty the list."""
+    def _do_or_park(self, number: int, chore: Chore) -> bool:
+        """Do a chore; return False when its file would not go, and was parked.
+
+        Raises:
+            OSError: the disk failed, or a directory could not be changed.
+        """
+        try:
+            do_chore(self._ground, chore)
+        except OSError as exc:
+            if not isinstance(chore, Unlink) or health.fault_of(exc.errno or errno.EIO):
+                raise
+            with self._catalog.write() as txn:
+                backlog.park(txn, self.number, number, chore)
+            path = chore.path.decode(errors="backslashreplace")
+            _log.warning(
+                "disk %s: %s cannot be removed: %s; it is tried again now and then",
+                self.disk.path, path, exc.strerror,
+            )  # fmt: skip
+            return False
+        return True
+
+    def _drop(self, numbers: list[int], last: Chore | None = None) -> None:
+        """Drop chores that were done, of which *last* may have moved paths; empty the list."""
         if numbers:
             with self._catalog.write() as txn:
                 for number in numbers:
                     txn.drop_chore(self.number, number)
+                if last is not None:
+                    backlog.follow(txn, self.number, last)
             numbers.clear()

@@ -2,8 +2,8 @@
 
 Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
 ``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
-(directory id, attribute) -> value, ``intents`` and ``chores`` (design §3), ``disks`` number ->
-disk id, ``usage`` number -> (files, blocks), ``results`` ring slot -> request
+(directory id, attribute) -> value, ``intents``, ``chores`` and ``parked`` chores, ``disks`` number
+-> disk id, ``usage`` number -> (files, blocks), ``results`` ring slot -> request
 done, ``orphans`` id -> file without a name that is open, ``recency`` (disk number, access, id) of
 every committed file, in order of last use, ``meta``. While disks are scanned: ``todo`` (disk
 number, directory id) still to be read, ``scanned`` directory id -> disks on which it was read,
@@ -39,7 +39,7 @@ _PAGE_BYTES = 4096
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
     b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned",
-    b"gone",
+    b"gone", b"parked",
 )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvfuse import records
+from kvfuse import backlog, records
 from kvfuse.catalog import Catalog
 from kvfuse.disk import DirItem, Disk
+from kvfuse.intents import Create, Link, Move, Swap
 from kvfuse.records import NO_DISK, ROOT_ID, Label, Node, State, is_reserved
 from kvfuse.transaction import Txn
 
@@ -43,6 +44,7 @@ def check(catalog: Catalog, disks: Mapping[int, Disk]) -> list[Finding]:
     """Compare; *disks* are those that are there, by their number in the catalog."""
     with catalog.read() as txn:
         findings = list(_check_catalog(txn))
+        findings += _check_unfinished(txn, {number: disk.path for number, disk in disks.items()})
         for number, disk in sorted(disks.items()):
             findings += _DiskCheck(txn, number, disk).run()
     return findings
@@ -75,7 +77,6 @@ def _check_catalog(txn: Txn) -> Iterator[Finding]:
             if counted != noted:
                 what = "has stale" if is_stale else "uses"
                 yield _broken(b"", f"disk {number} {what} {counted}, noted {noted}")
-    yield from _check_unfinished(txn)
 
 
 def _check_entry(
@@ -102,7 +103,8 @@ def _check_listing(txn: Txn) -> Iterator[Finding]:
         where = _full(txn, parent, entry.name)
         found = txn.entry(parent, entry.name)
         if found != (entry.id, entry.cookie, entry.mode):
-            yield _broken(where, f"is listed as {entry}, found as {found}")
+            what = "its name is not known" if found is None else f"its name stands for {found[0]}"
+            yield _broken(where, f"is listed as id {entry.id}, {what}")
         node = txn.node(entry.id)
         if node is not None and node.disk != entry.disk:
             yield _broken(where, f"is listed on disk {entry.disk}, its record says {node.disk}")
@@ -135,11 +137,27 @@ def _is_reachable(txn: Txn, node: Node) -> bool:
     return True
 
 
-def _check_unfinished(txn: Txn) -> Iterator[Finding]:
+def _check_unfinished(txn: Txn, paths: Mapping[int, str]) -> Iterator[Finding]:
     for _, intent in txn.intents():
-        yield Finding(Kind.UNFINISHED, "", b"", str(intent))
-    for number, backlog in txn.backlogs().items():
-        yield Finding(Kind.UNFINISHED, "", b"", f"disk {number} has {backlog.chores} chores")
+        disk = paths.get(intent.disk, "")
+        where = _full(txn, intent.parent, intent.name)
+        yield Finding(Kind.UNFINISHED, disk, where, _STEPS[type(intent)])
+    for number, waiting in backlog.backlogs(txn).items():
+        left = waiting.chores - waiting.parked
+        if left:
+            text = f"{left} changes are still to be made on the disk"
+            yield Finding(Kind.UNFINISHED, paths.get(number, f"disk {number}"), b"", text)
+    for number, chore in backlog.parked(txn):
+        text = "removed by its clients, and the disk would not let it go; tried again at each mount"
+        yield Finding(Kind.UNFINISHED, paths.get(number, f"disk {number}"), chore.path, text)
+
+
+_STEPS = {
+    Create: "was about to be made",
+    Move: "was about to be renamed",
+    Swap: "was about to exchange its name with another",
+    Link: "was about to get a further name",
+}
 
 
 def _full(txn: Txn, parent: int, name: bytes) -> bytes:
@@ -163,6 +181,23 @@ def _broken(path: bytes, text: str) -> Finding:
 # -- a disk against the catalog
 
 
+def _told(label: Label | None) -> str:
+    """Return a label for people."""
+    if label is None:
+        return "as nothing"
+    words = [f"as {label.id} of generation {label.generation}"]
+    words += [
+        word
+        for flag, word in (
+            (records.LABEL_PENDING, "being written"),
+            (records.LABEL_LINKED, "with several names"),
+            (records.LABEL_RESIDENT, "at home"),
+        )
+        if label.flags & flag
+    ]
+    return ", ".join(words)
+
+
 class _DiskCheck:
     """The walk over one disk."""
 
@@ -172,6 +207,7 @@ class _DiskCheck:
         self._disk = disk
         self._findings: list[Finding] = []
         self._seen: set[tuple[int, bytes]] = set()
+        self._doomed = backlog.doomed(txn, number)
 
     def run(self) -> list[Finding]:
         todo: list[tuple[bytes, Node | None]] = [(b"", self._txn.node(ROOT_ID))]
@@ -233,13 +269,14 @@ class _DiskCheck:
         self, path: bytes, node: Node | None, label: Label | None, found: os.stat_result
     ) -> Node | None:
         if node is None or not node.is_dir:
-            kind = Kind.FOREIGN if label is None else Kind.ORPHAN
-            self._say(kind, path, "a directory without a record")
+            if label is None or (label.id, None) not in self._doomed:
+                kind = Kind.FOREIGN if label is None else Kind.ORPHAN
+                self._say(kind, path, "a directory without a record")
             return None
         if not node.ino & records.carrier_bit(self._number):
             self._say(Kind.DIFFERENT, path, "a carrier its record does not know")
         if label is None or label.id != node.id:
-            self._say(Kind.DIFFERENT, path, f"is labelled {label}, its record is {node.id}")
+            self._say(Kind.DIFFERENT, path, f"is labelled {_told(label)}, its record is {node.id}")
         self._compare_owner(path, node, found)
         return node
 
@@ -249,8 +286,10 @@ class _DiskCheck:
     ) -> None:  # fmt: skip
         is_ours = node is not None and (node.disk, node.ino) == (self._number, found.st_ino)
         if node is None or directory is None or not is_ours:
-            kind = Kind.FOREIGN if label is None else Kind.ORPHAN
-            self._say(kind, path, f"a file without a record, labelled {label}")
+            if label is None:
+                self._say(Kind.FOREIGN, path, "a file without a record or a label")
+            elif (label.id, found.st_ino) not in self._doomed:
+                self._say(Kind.ORPHAN, path, f"a file without a record, labelled {_told(label)}")
             return
         name = path.rpartition(b"/")[2]
         self._seen.add((directory.id, name))
@@ -281,12 +320,17 @@ class _DiskCheck:
             return
         if (label.id, label.generation) != (node.id, node.generation):
             self._say(
-                Kind.DIFFERENT, path, f"is labelled {label}, noted {node.id} {node.generation}"
+                Kind.DIFFERENT,
+                path,
+                f"is labelled {_told(label)}, noted as {node.id} of generation {node.generation}",
             )
         if bool(label.flags & records.LABEL_PENDING) is not (node.state == State.PENDING):
-            self._say(Kind.DIFFERENT, path, f"is labelled {label}, noted {State(node.state).name}")
+            self._say(
+                Kind.DIFFERENT, path, f"is labelled {_told(label)}, noted {State(node.state).name}"
+            )
         if bool(label.flags & records.LABEL_RESIDENT) is not bool(node.flags & records.RESIDENT):
-            self._say(Kind.DIFFERENT, path, f"is labelled {label}, noted {node.flags}")
+            noted = "at home" if node.flags & records.RESIDENT else "not at home"
+            self._say(Kind.DIFFERENT, path, f"is labelled {_told(label)}, noted {noted}")
         is_bound = not label.flags & records.LABEL_LINKED
         if node.nlink > 1 and is_bound:
             self._say(Kind.DIFFERENT, path, "has several names, and a label for one")

@@ -30,7 +30,7 @@ def recover(state: PoolState, *, resume: bool = False) -> None:
     for number, carriers in state.carriers.items():
         if state.slots[number].health.writable:
             with contextlib.suppress(OSError), state.on(number):
-                carriers.drain()
+                carriers.retry()
 
 
 def finish_intents(state: PoolState, only_disk: int | None = None) -> None:
@@ -63,7 +63,7 @@ def readmit(state: PoolState, number: int) -> None:
         OSError: it failed again.
     """
     finish_intents(state, only_disk=number)
-    state.carriers[number].drain()
+    state.carriers[number].retry()
     for file in state.handles.all():
         if file.disk == number and file.fd < 0:
             reopen_lost(state, file)

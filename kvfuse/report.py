@@ -6,12 +6,13 @@ import time
 from typing import Any, NamedTuple
 
 from kvfuse import records
+from kvfuse.backlog import Backlog, backlogs, condemned
 from kvfuse.disk import Space
 from kvfuse.diskset import DiskSet, Slot
 from kvfuse.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
 from kvfuse.scanner import Scanner
 from kvfuse.state import PoolState
-from kvfuse.transaction import Backlog, Txn
+from kvfuse.transaction import Txn
 
 STATFS_BLOCK_BYTES = 4096
 
@@ -99,12 +100,12 @@ class Report:
     def status(self) -> dict[str, Any]:
         """Return the JSON-ready status of the pool and its disks."""
         with self._state.catalog.read() as txn:
-            backlogs = txn.backlogs()
+            waiting = backlogs(txn)
             usages = {
                 number: (txn.usage(number), txn.stale_usage(number)) for number in self._state.slots
             }
         rows = [
-            self._disk_row(slot, *usages[slot.number], backlogs.get(slot.number, Backlog(0, 0, 0)))
+            self._disk_row(slot, *usages[slot.number], waiting.get(slot.number, Backlog(0, 0, 0)))
             for slot in self._state.slots.values()
         ]
         seen = [row for row in rows if row["capacity_bytes"] is not None]
@@ -220,7 +221,7 @@ class Report:
         """Return which disks have copies to be unlinked; read once for many questions."""
         if self._backlog_seen[0] != txn.number:
             self._disk_ids = txn.disks()
-            self._backlog_seen = (txn.number, txn.condemned())
+            self._backlog_seen = (txn.number, condemned(txn))
         return self._backlog_seen[1]
 
 

@@ -9,7 +9,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import lmdb
 
@@ -18,7 +18,6 @@ from kvfuse.eviction import MAIN
 from kvfuse.intents import (
     Chore,
     Intent,
-    Unlink,
     moves_paths,
     pack,
     unpack_chore,
@@ -35,14 +34,6 @@ _CHORE_KEY = struct.Struct(">HQ")
 _U16 = struct.Struct(">H")
 _RESULT = struct.Struct("<QQQ")  # number, unique of a request, id of what it made
 RESULTS_MAX = 1 << 14  # far more than requests can be under way at once
-
-
-class Backlog(NamedTuple):
-    """What is left to do on a disk: the *files* among the *chores* are to be unlinked."""
-
-    chores: int
-    files: int
-    blocks: int
 
 
 class Txn:
@@ -219,26 +210,6 @@ class Txn:
         cursor = self._txn.cursor(db=self._db[b"pending"])
         return [records.unpack_id(key) for key in cursor.iternext(values=False)]
 
-    def backlogs(self) -> dict[int, Backlog]:
-        """Return what is left to do on every disk with a backlog."""
-        counts: dict[int, Backlog] = {}
-        for key, value in self._txn.cursor(db=self._db[b"chores"]):
-            chore, disk = unpack_chore(value), _CHORE_KEY.unpack(key)[0]
-            chores, files, blocks = counts.get(disk, (0, 0, 0))
-            is_file = isinstance(chore, Unlink)
-            freed = chore.blocks if isinstance(chore, Unlink) else 0
-            counts[disk] = Backlog(chores + 1, files + is_file, blocks + freed)
-        return counts
-
-    def condemned(self) -> dict[bytes, set[int]]:
-        """Return the numbers of the disks that have still to unlink a copy, by its path there."""
-        found: dict[bytes, set[int]] = {}
-        for key, value in self._txn.cursor(db=self._db[b"chores"]):
-            chore = unpack_chore(value)
-            if isinstance(chore, Unlink):
-                found.setdefault(chore.path, set()).add(_CHORE_KEY.unpack(key)[0])
-        return found
-
     def recent(self, disk: int, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[int, int]]:
         """Yield (place, id) of the committed files of *disk* behind *after*; stale ones have 0."""
         cursor = self._txn.cursor(db=self._db[b"recency"])
@@ -285,11 +256,12 @@ class Txn:
             cursor = self._txn.cursor(db=self._db[table])
             if cursor.last():
                 highest = max(highest, records.unpack_id(cursor.key()))
-        cursor = self._txn.cursor(db=self._db[b"chores"])
-        for disk in self.disks():
-            found = cursor.set_range(_CHORE_KEY.pack(disk + 1, 0)) and cursor.prev()
-            if (found or cursor.last()) and _CHORE_KEY.unpack(cursor.key())[0] == disk:
-                highest = max(highest, _CHORE_KEY.unpack(cursor.key())[1])
+        for table in (b"chores", b"parked"):
+            cursor = self._txn.cursor(db=self._db[table])
+            for disk in self.disks():
+                found = cursor.set_range(_CHORE_KEY.pack(disk + 1, 0)) and cursor.prev()
+                if (found or cursor.last()) and _CHORE_KEY.unpack(cursor.key())[0] == disk:
+                    highest = max(highest, _CHORE_KEY.unpack(cursor.key())[1])
         return highest
 
     def xattr(self, node_id: int, name: bytes) -> bytes | None:

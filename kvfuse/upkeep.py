@@ -25,6 +25,7 @@ ACCESS_INTERVAL_S = 0.1
 FENCED_INTERVAL_S = 0.25
 ROOM_INTERVAL_S = 0.2
 READER_CHECK_INTERVAL_S = 60.0
+PARKED_INTERVAL_S = 600.0
 
 
 class Upkeep:
@@ -74,6 +75,7 @@ class Upkeep:
         state = self._state
         work = state.work[number]
         plan = _SyncPlan(time.monotonic(), state.rules.op_timeout_s)
+        next_retry_s = time.monotonic() + PARKED_INTERVAL_S
         while not self._stopping.is_set():
             is_woken = work.wait(min(plan.wait_s(time.monotonic()), ROOM_INTERVAL_S))
             if self._stopping.is_set():
@@ -86,8 +88,11 @@ class Upkeep:
             if not state.slots[number].health.writable:
                 continue
             settle_left(state, number)
+            is_retry = time.monotonic() >= next_retry_s
+            if is_retry:
+                next_retry_s = time.monotonic() + PARKED_INTERVAL_S
             with contextlib.suppress(OSError), state.on(number):
-                carriers.drain()
+                carriers.retry() if is_retry else carriers.drain()
             state.change_health(number, lambda health, now_s: health.on_success(now_s=now_s))
             generation = plan.due(time.monotonic(), state.numbers.last_generation())
             if generation is not None:

@@ -409,3 +409,47 @@ def test_names_of_the_disks_cannot_be_made():
         mkdir(pool, "d")
         assert pool.mkdir(node_of(pool, "d").id, b".kvfuse", 0o755, CALLER)
         box.check()
+
+
+# -- a file that will not go
+
+
+def _hold(path, how: str) -> None:
+    subprocess.run(["chattr", how, path], check=True)
+
+
+def test_file_that_cannot_be_unlinked_holds_up_nobody(caplog):
+    """It is parked with one line in the log; other files go; it follows its directory, and goes."""
+    with boxed(1) as box:
+        pool = box.open()
+        for number in range(3):
+            mkdir(pool, "d")
+            commit(pool, f"d/{number}.bin", b"x" * 5000)
+        held = box.paths[0] / "d/0.bin"
+        _hold(held, "+i")
+        try:
+            unlink(pool, "d/0.bin")
+            for number in (1, 2):
+                unlink(pool, f"d/{number}.bin")
+            kinds = [(found.kind, found.path) for found in box.findings()]
+            assert kinds == [(Kind.UNFINISHED, b"d/0.bin")]
+            assert os.listdir(box.paths[0] / "d") == ["0.bin"]
+            (line,) = [text for text in caplog.messages if "cannot be removed" in text]
+            assert str(box.paths[0]) in line
+            assert "d/0.bin" in line
+            (row,) = pool.status()["disks"]
+            assert row["stale_files"] == 1
+            assert row["stale_bytes"] >= 5000
+            rename(pool, "d", "e")
+            commit(pool, "e/3.bin", b"new")
+            held = box.paths[0] / "e/0.bin"
+            assert [found.path for found in box.findings()] == [b"e/0.bin"]
+            pool = box.reopen()
+            assert [found.path for found in box.findings()] == [b"e/0.bin"]
+            commit(pool, "e/4.bin", b"new")
+        finally:
+            _hold(held, "-i")
+        pool = box.reopen()
+        box.check()
+        assert sorted(os.listdir(box.paths[0] / "e")) == ["3.bin", "4.bin"]
+        assert pool.status()["disks"][0]["stale_files"] == 0
