@@ -25,6 +25,7 @@ from kvfuse.drivers.choice import Driver, choose_driver
 from kvfuse.drivers.direct.connection import Connection
 from kvfuse.errors import EXIT_DONE, EXIT_FAILED, KvfuseError
 from kvfuse.fdstore import FUSE
+from kvfuse.mounts import cover, uncover
 from kvfuse.pool import Pool, open_pool
 from kvfuse.progress import Event
 from kvfuse.resume import kept_fds, resume_disks
@@ -187,8 +188,11 @@ class Daemon:
                     if start.attempt == 1 and not start.resume:
                         self._report(Event("ready"))
 
+                if not driver.can_resume:
+                    cover(mountpoint)
                 driver.serve(pool, ready, self._stop, self._connection(driver, disks.pool_id))
             clean = True
+            uncover(mountpoint)
         finally:
             pool.close(clean=clean)
             _log.info("%s: unmounted", mountpoint)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfuse.errors import BusyError, ConfigError, KvfuseError
-from kvfuse.syscalls import umount
+from kvfuse.syscalls import MS_NODEV, MS_NOSUID, MS_RDONLY, mount, umount
 
 FSTYPE = "fuse.kvfuse"
+COVER = "kvfuse-cover"
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
@@ -80,7 +81,12 @@ def mountpoint_of(argument: str) -> str:
     """Return the absolute path of a mountpoint that was typed as *argument*.
 
     Symbolic links above it are followed, the mountpoint itself is not touched.
+
+    Raises:
+        ConfigError: it is empty.
     """
+    if not argument:
+        raise ConfigError("MOUNTPOINT: the path is empty; name a directory")
     path = os.path.abspath(argument)
     parent, name = os.path.split(path)
     return os.path.join(os.path.realpath(parent), name) if name else path
@@ -105,6 +111,12 @@ def stat_error(path: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
     return result[0]
 
 
+def is_dead(mountpoint: str) -> bool:
+    """Whether a kvfuse mount is at *mountpoint* that nobody serves any more. Asks the mount."""
+    mount = mount_at(mountpoint)
+    return mount is not None and mount.is_kvfuse and stat_error(mountpoint) in _DEAD
+
+
 def clear_dead(mountpoint: str) -> bool:
     """Detach dead kvfuse mounts from *mountpoint*; return whether there was one.
 
@@ -112,7 +124,7 @@ def clear_dead(mountpoint: str) -> bool:
         KvfuseError: it cannot be detached.
     """
     cleared = False
-    while (mount := mount_at(mountpoint)) and mount.is_kvfuse:
+    while (found := mount_at(mountpoint)) and found.is_kvfuse:
         if stat_error(mountpoint) not in _DEAD:
             break
         try:
@@ -126,6 +138,39 @@ def clear_dead(mountpoint: str) -> bool:
     return cleared
 
 
+def cover(mountpoint: str) -> None:
+    """Hide the bare directory while a mount on it may come and go.
+
+    What clients stored there in between would fill the wrong disk and be hidden by the next mount.
+    An empty file system that cannot be written lies over it; without the privilege nothing does.
+    """
+    if is_covered(mountpoint):
+        return
+    with contextlib.suppress(OSError):
+        mount(
+            COVER, mountpoint, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV,
+            "size=4k,nr_inodes=1,mode=0555",
+        )  # fmt: skip
+
+
+def is_covered(mountpoint: str) -> bool:
+    """Whether a cover, and nothing above it, is mounted at *mountpoint*."""
+    found = mount_at(mountpoint)
+    return found is not None and found.source == COVER
+
+
+def uncover(mountpoint: str) -> bool:
+    """Take the cover away; return whether there was one."""
+    found = False
+    while is_covered(mountpoint):
+        try:
+            umount(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW)
+        except OSError:
+            break
+        found = True
+    return found
+
+
 def check_mountpoint(mountpoint: str) -> None:
     """Check that a pool can be mounted at *mountpoint*: an empty directory, nothing mounted on it.
 
@@ -133,15 +178,15 @@ def check_mountpoint(mountpoint: str) -> None:
         BusyError: something is mounted there.
         ConfigError: it is missing, not a directory, not empty, or cannot be read.
     """
-    mount = mount_at(mountpoint)
-    if mount is not None and mount.is_kvfuse:
+    found = mount_at(mountpoint)
+    if found is not None and found.is_kvfuse:
         raise BusyError(
             f"{mountpoint}: a kvfuse pool is mounted here already; "
             f"look: kvfuse status {mountpoint}, end it: kvfuse umount {mountpoint}"
         )
-    if mount is not None:
+    if found is not None and found.source != COVER:
         raise BusyError(
-            f"{mountpoint}: {mount.source} ({mount.fstype}) is mounted here; "
+            f"{mountpoint}: {found.source} ({found.fstype}) is mounted here; "
             f"unmount it or choose another mountpoint"
         )
     try:

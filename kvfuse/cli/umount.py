@@ -25,7 +25,8 @@ Examples:
 @click.option(
     "--lazy",
     is_flag=True,
-    help="Unmount although it is in use: files that are open there fail from then on.",
+    help="Unmount although it is in use. Files that are open there fail from then on; with "
+    "passthrough they go on working until they are closed, but what is written then may be lost.",
 )
 @json_option
 def command(mountpoint: str | None, lazy: bool, as_json: bool) -> None:
@@ -38,7 +39,9 @@ def command(mountpoint: str | None, lazy: bool, as_json: bool) -> None:
     path = registry.choose(None).mountpoint if mountpoint is None else _path(mountpoint)
     entry = registry.registration(path)
     cleared = mounts.clear_dead(path)
-    mount = mounts.mount_at(path)
+    if (entry is None or not entry.is_alive) and mounts.uncover(path):
+        cleared = True
+    mount = None if mounts.is_covered(path) else mounts.mount_at(path)
     if mount is not None and not mount.is_kvfuse:
         raise NotMountedError(f"{path}: {mount.fstype} is mounted here, not a kvfuse pool")
     if mount is None and not cleared and (entry is None or not entry.is_alive):

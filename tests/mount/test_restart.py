@@ -1,5 +1,6 @@
 """A server may die at any moment: clients see a pause, no error, and lose nothing."""
 
+import contextlib
 import json
 import os
 import signal
@@ -253,7 +254,20 @@ def test_a_mount_that_cannot_be_resumed_comes_back_empty_handed(
         temporary.rename(mount.path / "file")
         before = server(mount)
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: server(mount) != before)
+        devices: set[int] = set()
+
+        def is_back() -> bool:
+            # a client that makes its directory whenever it is not there
+            with contextlib.suppress(OSError):
+                (mount.path / "gap").mkdir(parents=True, exist_ok=True)
+                with (mount.path / "gap" / "file").open("wb") as file:
+                    devices.add(os.fstat(file.fileno()).st_dev)
+            return server(mount) != before
+
+        wait_until(is_back)
+        wait_until(lambda: (mount.path / "file").exists())
 
         assert (mount.path / "file").read_bytes() == b"data"
         assert mount.status()["processes"]["server"]["restarts"] == 1
+        assert tmp_path.stat().st_dev not in devices, "stored below the mount, while it was away"
+    assert not list(mount.path.iterdir())
