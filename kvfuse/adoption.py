@@ -102,12 +102,11 @@ def failures_as_refusal(path: str) -> Iterator[None]:
         ) from e
 
 
-def refuse_new(disk: Disk) -> None:
-    """Refuse a directory that no one can mean as a disk, whatever it holds.
+def refuse_place(disk: Disk) -> None:
+    """Refuse a directory that no one can mean as a disk, because of where it is. Writes nothing.
 
     Raises:
-        DiskRefusedError: the root, a home, a top directory of the root file system, a place in
-            another disk, one that takes no writes, hands its ACL down or keeps no labels.
+        DiskRefusedError: the root, a home, or a top directory of the root file system.
         OSError: the disk fails.
     """
     path = os.path.realpath(disk.path)
@@ -119,7 +118,18 @@ def refuse_new(disk: Disk) -> None:
         raise DiskRefusedError(
             f"{disk.path}: a top directory of the root file system is no disk: is it mounted?"
         )
-    above = _disk_above(path)
+
+
+def refuse_new(disk: Disk) -> None:
+    """Refuse a directory that cannot become a disk, whatever it holds.
+
+    Raises:
+        DiskRefusedError: a place that ``refuse_place`` names or in another disk, one that takes no
+            writes, hands its ACL down or keeps no labels.
+        OSError: the disk fails.
+    """
+    refuse_place(disk)
+    above = _disk_above(os.path.realpath(disk.path))
     if above is not None:
         raise DiskRefusedError(f"{disk.path}: inside the disk {above}: use another directory")
     if disk.is_read_only():

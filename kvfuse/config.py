@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvfuse.errors import ConfigError
+from kvfuse.errors import ConfigMistakesError
 from kvfuse.quantities import show
 from kvfuse.settings import (
     ControlSettings,
@@ -102,7 +102,7 @@ def parse(
     line; one that is None was not given.
 
     Raises:
-        ConfigError: one line for each mistake: where, which key, what, and what to do.
+        ConfigMistakesError: one line for each mistake: where, which key, what, and what to do.
     """
     gathered = _Gathered(source)
     is_read = text is None or gathered.add_file(text)
@@ -118,7 +118,7 @@ def parse(
         for key, problem in space_conflicts(space):
             gathered.error(key, problem)
     if gathered.errors:
-        raise ConfigError("\n".join(gathered.errors))
+        raise ConfigMistakesError(gathered.errors)
     return Resolved(Config.model_validate(sections), gathered.all_origins())
 
 
@@ -141,6 +141,7 @@ class _Gathered:
             return False
         origin = f"file {self.source}"
         tables = document.pop(_DISK_TABLES, None)
+        is_pool_read = isinstance(document.get("pool", {}), dict)
         for name, section in document.items():
             if name not in _SECTIONS:
                 self.errors.append(f"{self.source}: {_shown_key(name)}: {_unknown_section(name)}")
@@ -150,7 +151,7 @@ class _Gathered:
             else:
                 for key, value in section.items():
                     self._say(name, key, value, origin)
-        return tables is None or self._add_disk_tables(tables, origin)
+        return (tables is None or self._add_disk_tables(tables, origin)) and is_pool_read
 
     def _add_disk_tables(self, tables: object, origin: str) -> bool:
         if "disks" in self.values["pool"]:
@@ -279,7 +280,10 @@ def _list_from_text(key: str, text: str) -> object:
             raise ValueError(f'{show(text)} is no list; write ["…", "…"]') from None
     if key == "temp_patterns":
         return [text]
-    return [part for part in text.split(":") if part]
+    parts = text.split(":") if text else []
+    if key == "disks" and not all(parts):
+        raise ValueError(f"{show(text)} holds an empty path; write a directory between the colons")
+    return [part for part in parts if part]
 
 
 def _syntax_error(source: str, text: str, exc: Exception) -> str:

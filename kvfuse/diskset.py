@@ -21,6 +21,7 @@ from kvfuse.adoption import (
     init_disk,
     mark_new,
     refuse_new,
+    refuse_place,
     survey,
 )
 from kvfuse.candidates import (
@@ -212,6 +213,8 @@ def _refuse_new_disks(plan: _Plan, *, init: bool) -> None:
         if disk is None or not candidate.is_new:
             continue
         path = candidate.path
+        with failures_as_refusal(path):
+            refuse_place(disk)
         if not candidate.is_empty:
             raise DiskRefusedError(
                 f"{path}: not a disk of kvfuse, and it holds files:"

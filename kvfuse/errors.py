@@ -3,6 +3,8 @@
 The verbs of the pool do not use these: they raise ``OSError`` carrying the errno the client gets.
 """
 
+from collections.abc import Sequence
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -17,11 +19,29 @@ class KvfuseError(Exception):
 
     exit_code = EXIT_FAILED
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is reported, a line for each thing that is wrong."""
+        return (str(self),)
+
 
 class ConfigError(KvfuseError):
     """A configuration value or an argument that cannot be used."""
 
     exit_code = EXIT_USAGE
+
+
+class ConfigMistakesError(ConfigError):
+    """All that is wrong in a configuration, a line for each mistake."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self._mistakes = tuple(mistakes)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each mistake."""
+        return self._mistakes
 
 
 class NotMountedError(KvfuseError):

@@ -57,6 +57,8 @@ def _clean(text: str) -> str:
 
 def _path(text: str) -> str:
     _clean(text)
+    if not text:
+        raise ValueError("path is empty; write one from /")
     if not text.startswith("/"):
         raise ValueError(f"{show(text)} is not absolute; write it from /")
     if len(text.encode()) > PATH_BYTES_MAX:

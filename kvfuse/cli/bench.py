@@ -14,6 +14,7 @@ from kvfuse.bench import rounds, tables
 from kvfuse.bench.jobs import Bounds, Job, all_jobs, chosen, quick_jobs
 from kvfuse.bench.rounds import ended_by_signals
 from kvfuse.cli.output import json_option, note, say, show_json, show_table
+from kvfuse.cli.paths import absolute
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
 from kvfuse.errors import ConfigError, KernelError, KvfuseError
@@ -102,7 +103,7 @@ def _native(status: dict[str, Any], against: str | None) -> Path:
         ConfigError: it is not there, or lies on a kvfuse mount.
     """
     if against is not None:
-        path = Path(against).resolve()
+        path = Path(absolute(against, "--against")).resolve()
         if not path.is_dir():
             raise ConfigError(f"--against {against}: no such directory; make it first")
         if path.stat().st_dev == os.stat(status["pool"]["mountpoint"]).st_dev:

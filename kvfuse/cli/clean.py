@@ -54,6 +54,8 @@ def command(  # noqa: PLR0913, PLR0917 - one for each option
     """Remove files from a mounted pool. MOUNTPOINT may be left out when one is mounted."""
     if sum((bool(keys), regex is not None, everything, lru)) != 1:
         raise ConfigError("say what to remove: one of --key, --regex, --all, --lru")
+    if disk == "":
+        raise ConfigError("--disk: it is empty; name a disk, or leave the option out for all")
     entry = choose(None if mountpoint is None else mountpoint_of(mountpoint))
     args = {
         "disk": disk, "keys": [os.fsencode(key) for key in keys], "regex": regex,

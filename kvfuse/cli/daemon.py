@@ -69,7 +69,7 @@ class _Foreground:
         elif event.kind == "warning":
             self._warnings.append(event.text)
         elif event.kind == "error":
-            fail(event.text, event.exit_code, as_json=self._as_json)
+            fail([event.text], event.exit_code, as_json=self._as_json)
 
 
 def _cause(exc: Exception) -> str:

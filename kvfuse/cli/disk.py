@@ -1,11 +1,11 @@
 """``kvfuse disk``."""
 
-import os
 import sys
 
 import click
 
 from kvfuse.cli.output import human_bytes, json_option, note, printable, say, show_json
+from kvfuse.cli.paths import absolute
 from kvfuse.cli.status import show_disks
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
@@ -40,7 +40,7 @@ def init(directories: tuple[str, ...], adopt: bool, yes: bool, as_json: bool) ->
 
     if yes and not adopt:
         raise ConfigError("--yes answers the question of --adopt; use both, or none")
-    paths = [os.path.abspath(directory) for directory in directories]
+    paths = [absolute(directory, "DIR") for directory in directories]
     if adopt and not yes:
         _ask_for_all(paths)
     made = []

@@ -6,6 +6,7 @@ import click
 
 from kvfuse import doctor
 from kvfuse.cli.output import json_option, say, show_json
+from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve_file
 from kvfuse.errors import EXIT_KERNEL
 
@@ -28,7 +29,7 @@ def command(
 
     Changes nothing. Exit code 6 when a mount is not possible.
     """
-    paths = list(disks)
+    paths = [absolute(disk, "--disk") for disk in disks]
     if config_file is not None:
         paths += [disk.path for disk in resolve_file(config_file).config.pool.disks]
     checks = doctor.examine(paths)

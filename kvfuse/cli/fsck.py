@@ -1,10 +1,9 @@
 """``kvfuse fsck``."""
 
-import os
-
 import click
 
 from kvfuse.cli.output import json_option, note, printable, say, show_json, show_table
+from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve
 from kvfuse.errors import EXIT_FAILED, ConfigError
 
@@ -37,7 +36,7 @@ def command(
     """Compare the catalog of a pool that is not mounted with its disks, both ways."""
     from kvfuse import fsck
 
-    paths = [os.path.abspath(disk) for disk in disks]
+    paths = [absolute(disk, "--disk") for disk in disks]
     pool = resolve(config_file, {"pool.disks": paths or None}).config.pool
     if not pool.disks:
         raise ConfigError("no disk is named: use --disk DIR for each, or --config FILE")

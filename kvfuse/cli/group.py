@@ -5,13 +5,13 @@ also an object on stdout.
 """
 
 import importlib
-from typing import Any
+from typing import IO, Any
 
 import click
 
 from kvfuse import __version__
-from kvfuse.cli.output import fail, wants_json
-from kvfuse.errors import EXIT_FAILED, KvfuseError
+from kvfuse.cli.output import asks_json, expect_json, fail, wants_json
+from kvfuse.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
 
 COMMANDS = (
     "mount", "umount", "status", "locate", "disk", "clean",
@@ -28,6 +28,22 @@ Start here:
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 not mounted,
   4 disk refused, 5 busy, 6 kernel or privilege missing.
 """
+
+
+class UsageFailure(click.ClickException):
+    """A command line that is not understood, told in one line as every failure is."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, error: click.UsageError, *, as_json: bool) -> None:
+        command = error.ctx.command_path if error.ctx is not None else "kvfuse"
+        said = " ".join(error.format_message().split()).rstrip(".")
+        super().__init__(f"{said}{' See' if said.endswith('?') else '; see'}: {command} --help")
+        self._as_json = as_json
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Report it."""
+        fail([self.message], self.exit_code, as_json=self._as_json)
 
 
 class LazyGroup(click.Group):
@@ -62,18 +78,43 @@ class LazyGroup(click.Group):
                 raise
             raise click.UsageError(f"{exc.message} Did you mean '{nearest}'?", ctx) from exc
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's
+    ) -> click.Context:
+        """Understand the words before the subcommand; what is not understood takes one line."""
+        words = list(args)
+        try:
+            ctx = super().make_context(info_name, args, parent, **extra)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as exc:
+            raise UsageFailure(exc, as_json=asks_json(words)) from exc
+        expect_json(ctx, words)
+        return ctx
+
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Run the subcommand; turn a failure into one line and an exit code."""
         try:
             return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as exc:
+            raise UsageFailure(exc, as_json=wants_json(ctx)) from exc
+        except click.Abort:
+            fail(["aborted: the answer was no"], EXIT_FAILED, as_json=wants_json(ctx))
+            ctx.exit(EXIT_FAILED)
         except KvfuseError as exc:
-            fail(str(exc), exc.exit_code, as_json=wants_json(ctx))
+            fail(exc.lines, exc.exit_code, as_json=wants_json(ctx))
             ctx.exit(exc.exit_code)
         except BrokenPipeError:
             raise
         except OSError as exc:
             where = f"{exc.filename}: " if exc.filename else ""
-            fail(f"{where}{exc.strerror or exc}", EXIT_FAILED, as_json=wants_json(ctx))
+            fail([f"{where}{exc.strerror or exc}"], EXIT_FAILED, as_json=wants_json(ctx))
             ctx.exit(EXIT_FAILED)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvfuse.cli.output import human_bytes, json_option, show_json, show_table
+from kvfuse.cli.paths import absolute
 from kvfuse.control.client import call
 from kvfuse.control.registry import Registration, enclosing
 from kvfuse.errors import KvfuseError
@@ -77,5 +78,5 @@ def _split(path: str) -> tuple[Registration, bytes]:
 
 def _absolute(path: str) -> str:
     """Return *path* absolute, links above its last component followed, that one left alone."""
-    parent, name = os.path.split(os.path.abspath(path))
+    parent, name = os.path.split(absolute(path, "PATH"))
     return os.path.join(os.path.realpath(parent), name)

@@ -11,6 +11,7 @@ from kvfuse import mounts
 from kvfuse.cli import handoff
 from kvfuse.cli.group import nearest_of
 from kvfuse.cli.output import json_option, note, say, show_json
+from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve
 from kvfuse.config import Config, Resolved
 from kvfuse.control import registry
@@ -115,7 +116,7 @@ def _flags(given: dict[str, Any]) -> dict[str, object]:
     mountpoint, disks = given["mountpoint"], given["disks"]
     return {
         "pool.mountpoint": None if mountpoint is None else mounts.mountpoint_of(mountpoint),
-        "pool.disks": [os.path.abspath(path) for path in disks] or None,
+        "pool.disks": [absolute(path, "--disk") for path in disks] or None,
         "pool.placement": given["placement"],
         "pool.driver": given["driver"],
         "pool.require_all_disks": given["require_all_disks"],
@@ -134,6 +135,7 @@ def _check(config: Config) -> None:
     if FUSE in kept_names():
         return  # the mount is there and waits for its server: it must not be touched
     if mounts.clear_dead(mountpoint):
+        mounts.cover(mountpoint)
         note(f"{mountpoint}: the dead mount of a daemon that was killed is cleared")
     mounts.check_mountpoint(mountpoint)
     checks = [check_privilege(), *check_device(Path("/dev/fuse"))]

@@ -33,6 +33,17 @@ def json_option(command: _F) -> _F:
     )(command)
 
 
+def expect_json(ctx: click.Context, words: Sequence[str]) -> None:
+    """Note whether *words*, of a command line not understood yet, ask for JSON."""
+    ctx.meta[_JSON_KEY] = asks_json(words)
+
+
+def asks_json(words: Sequence[str]) -> bool:
+    """Whether ``--json`` is among the options in *words*."""
+    options = words[: words.index("--")] if "--" in words else words
+    return "--json" in options
+
+
 def wants_json(ctx: click.Context) -> bool:
     """Whether the command that runs in *ctx* was given ``--json``."""
     return bool(ctx.find_root().meta.get(_JSON_KEY, False))
@@ -63,11 +74,19 @@ def note(text: str) -> None:
     click.echo(f"kvfuse: {printable(text)}", err=True)
 
 
-def fail(text: str, exit_code: int, *, as_json: bool) -> None:
-    """Report a failure: a line on stderr, and for programs an object on stdout."""
-    note(text)
+def fail(lines: Sequence[str], exit_code: int, *, as_json: bool) -> None:
+    """Report a failure: its lines on stderr, and for programs an object on stdout.
+
+    Of several lines the object has a list as well.
+    """
+    for line in lines:
+        note(line)
     if as_json:
-        show_json({"error": printable(text), "exit_code": exit_code})
+        shown = [printable(line) for line in lines]
+        answer: dict[str, object] = {"error": "\n".join(shown), "exit_code": exit_code}
+        if len(shown) > 1:
+            answer["errors"] = shown
+        show_json(answer)
 
 
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:

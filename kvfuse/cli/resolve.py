@@ -29,6 +29,8 @@ def resolve_file(config_file: str) -> Resolved:
 
 
 def _read(config_file: str) -> str:
+    if not config_file:
+        raise ConfigError("--config: the path is empty; name a file")
     try:
         with Path(config_file).open("rb") as file:
             raw = file.read(_FILE_BYTES_MAX + 1)

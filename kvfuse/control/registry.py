@@ -7,11 +7,13 @@ daemon is told apart by its pid and start time, never by its age.
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
+from kvfuse import mounts
 from kvfuse.errors import KvfuseError, NotMountedError
 
 REGISTRY_DIR = Path("/run/kvfuse/mounts")
@@ -55,6 +57,7 @@ def register(entry: Registration, directory: Path = REGISTRY_DIR) -> None:
         found = _read(old)
         if found is not None and not found.is_alive:
             old.unlink(missing_ok=True)
+    _sweep(directory)
     path = _path(entry.mountpoint, directory)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
@@ -94,10 +97,12 @@ def choose(mountpoint: str | None, directory: Path = REGISTRY_DIR) -> Registrati
         for entry in alive:
             if entry.mountpoint == mountpoint:
                 return entry
+        _refuse_dead([mountpoint])
         raise NotMountedError(
             f"{mountpoint}: no kvfuse pool is mounted here" + _others(alive, "; mounted are: ")
         )
     if not alive:
+        _refuse_dead(mount.mountpoint for mount in mounts.read_mounts())
         raise NotMountedError("no kvfuse pool is mounted; mount one: kvfuse mount --help")
     if len(alive) > 1:
         raise NotMountedError("several pools are mounted, name one of them" + _others(alive, ": "))
@@ -116,6 +121,9 @@ def enclosing(path: str, directory: Path = REGISTRY_DIR) -> Registration:
         for entry in alive
         if path == entry.mountpoint or path.startswith(entry.mountpoint.rstrip("/") + "/")
     ]
+    innermost = max((entry.mountpoint for entry in around), key=len, default="")
+    above = [os.fspath(above) for above in (Path(path), *Path(path).parents)]
+    _refuse_dead(found for found in above if len(found) > len(innermost))
     if not around:
         raise NotMountedError(
             f"{path}: not below a mounted kvfuse pool" + _others(alive, "; mounted are: ")
@@ -146,6 +154,27 @@ def require_directory(path: Path) -> None:
         raise KvfuseError(f"{path}: cannot be made: {exc.strerror}") from exc
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise KvfuseError(f"{path}: others may write here; chown root and chmod 755 it")
+
+
+def _refuse_dead(mountpoints: Iterable[str]) -> None:
+    """Raise NotMountedError when a kvfuse mount is at one of *mountpoints* and its daemon is gone.
+
+    For mountpoints without a living daemon in the registry.
+    """
+    for mountpoint in mountpoints:
+        if mounts.is_dead(mountpoint):
+            raise NotMountedError(
+                f"{mountpoint}: a dead mount, its daemon is gone; mount the pool again (kvfuse "
+                f"mount) or clear it: kvfuse umount {mountpoint}"
+            )
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what processes left behind that were killed while they registered."""
+    for temporary in directory.glob("*.tmp"):
+        pid = temporary.name.split(".")[-2]
+        if pid.isascii() and pid.isdigit() and start_time(int(pid)) is None:
+            temporary.unlink(missing_ok=True)
 
 
 def _others(alive: list[Registration], introduction: str) -> str:

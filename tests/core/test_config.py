@@ -237,7 +237,7 @@ BAD = [
     ("[pool]\ndisks='/a'", F + "pool.disks: '/a' is no list; write "),
     ("[pool]\ndisks=[3]", F + "pool.disks[0]: 3 is no disk; write its directory"),
     ("[pool]\ndisks=['a']", F + "pool.disks[0]: 'a' is not absolute; write it from /"),
-    ("[pool]\ndisks=['']", F + "pool.disks[0]: '' is not absolute; write it from /"),
+    ("[pool]\ndisks=['']", F + "pool.disks[0]: path is empty; write one from /"),
     ("[pool]\ndisks=['/a/../b']", F + "pool.disks[0]: '/a/../b' holds '..'; write "),
     ('[pool]\ndisks=["/a\\u0000"]', F + "pool.disks[0]: '/a\\x00' holds a control character; "),
     ('[pool]\ndisks=["/a\\n"]', F + "pool.disks[0]: '/a\\n' holds a control character; "),
@@ -255,7 +255,7 @@ BAD = [
     (DISKS + "state_dir='/mnt/a/s'", F + "pool.state_dir: /mnt/a/s is on disk /mnt/a; "),
     (DISKS + "mountpoint='/run'", F + "pool.run_dir: /run/kvfuse is below the mountpoint; "),
     (DISKS + "[control]\nsocket='/mnt/b/s'", F + "control.socket: /mnt/b/s is on disk /mnt/b; "),
-    (DISKS + "state_dir=''", F + "pool.state_dir: '' is not absolute; "),
+    (DISKS + "state_dir=''", F + "pool.state_dir: path is empty; "),
     (DISKS + "placement='indx'", F + "pool.placement: 'indx' is unknown; write "),
     (DISKS + "placement=[]", F + "pool.placement: [] is unknown; write rendezvous, index or "),
     (
@@ -383,3 +383,10 @@ def test_no_text_breaks_the_reader(text):
 def test_no_value_breaks_the_reader(value, key):
     """Whatever a value is, the answer is a configuration or readable lines."""
     assert all(line.isprintable() for line in complaints(DISKS, {key: value}))
+
+
+@pytest.mark.parametrize("text", ["/x:", ":/x", "/x::/y", '[""]'])
+def test_an_empty_path_among_the_disks_is_refused(text):
+    """It is not passed over: a variable of a script may never have been set."""
+    with pytest.raises(ConfigError, match="empty"):
+        read(environment={"KVFUSE_POOL_DISKS": text})

@@ -362,3 +362,88 @@ def test_a_command_loads_only_what_it_needs(arguments: list[str], unwanted: set[
     loaded = set(result.stderr.partition("LOADED ")[2].split())
     assert "kvfuse.cli.group" in loaded
     assert not loaded & unwanted
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bogus"],
+        ["bogus"],
+        ["mount", "--driver", "bogus"],
+        ["mount", "/nowhere", "--disk"],
+        ["tasks", "nope"],
+        ["disk", "bogus"],
+        ["disk", "list", "one", "two"],
+        ["locate"],
+    ],
+    ids="-".join,
+)
+def test_a_command_line_that_is_not_understood_is_one_line_and_an_object(
+    arguments: list[str],
+) -> None:
+    """Exit code 2 and one line; with --json the object, without it nothing on stdout."""
+    # One that lacks the value of its last option would take --json for that.
+    words = ["--json", *arguments] if arguments[-1] == "--disk" else [*arguments, "--json"]
+    plain, for_programs = kvfuse(*arguments), kvfuse(*words)
+
+    assert (plain.exit_code, for_programs.exit_code) == (2, 2)
+    assert plain.stdout == ""
+    assert "--help" in refusal(plain)
+    answer = json.loads(for_programs.stdout)
+    assert set(answer) == {"error", "exit_code"}
+    assert answer["exit_code"] == 2
+    assert refusal(for_programs) == f"kvfuse: {answer['error']}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mount", "/mnt", "--disk", ""],
+        ["mount", "", "--disk", "DISK"],
+        ["mount", "/mnt", "--config", ""],
+        ["umount", ""],
+        ["status", ""],
+        ["locate", ""],
+        ["disk", "init", ""],
+        ["disk", "list", ""],
+        ["fsck", "--disk", ""],
+        ["doctor", "--disk", ""],
+        ["clean", "--all", "--disk", ""],
+        ["tasks", "--mountpoint", ""],
+    ],
+    ids="-".join,
+)
+def test_an_empty_path_is_refused_and_is_not_the_working_directory(
+    arguments: list[str], disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that was never set in a script: exit code 2, one line, nothing written."""
+    monkeypatch.chdir(disk)
+
+    result = kvfuse(*(str(disk) if word == "DISK" else word for word in arguments))
+
+    assert result.exit_code == 2
+    assert "empty" in refusal(result)
+    assert os.listdir(disk) == []
+
+
+def test_several_mistakes_are_a_line_each_and_a_list_for_programs(tmp_path: Path) -> None:
+    """On stderr a line each; in the object joined by line ends, and as a list."""
+    path = tmp_path / "wrong.toml"
+    path.write_text('[pool]\ndisks = [""]\n[space]\nreserve = "200%"\n')
+
+    result = kvfuse("config", "check", str(path), "--json")
+
+    answer = json.loads(result.stdout)
+    assert result.stderr.splitlines() == [f"kvfuse: {line}" for line in answer["errors"]]
+    assert answer["error"].splitlines() == answer["errors"]
+    assert len(answer["errors"]) == 2
+    assert "pool.disks[0]: path is empty" in answer["error"]
+
+
+def test_a_home_is_refused_as_a_home_whatever_it_holds(mountpoint: Path) -> None:
+    """A mount does not propose to adopt the files of a home."""
+    result = kvfuse_process("mount", str(mountpoint), "--disk", os.path.expanduser("~"), "--init")
+
+    assert result.returncode == 4
+    assert "home directory" in result.stderr
+    assert "adopt" not in result.stderr

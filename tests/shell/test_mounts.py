@@ -1,5 +1,6 @@
 """Reading the mount table, the registry of mounts, the wish to stop, and systemd's socket."""
 
+import errno
 import os
 import signal
 import socket
@@ -238,3 +239,35 @@ def test_signals_are_blocked_in_threads_made_later() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     assert signal.SIGUSR2 in seen[0]
+
+
+def test_a_dead_mount_is_told_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, by a path in it, and as the only one there is."""
+    path, directory = f"{tmp_path}/pool", tmp_path / "registry"
+    mount = mounts.Mount(path, "0:40", mounts.FSTYPE, "kvfuse")
+    monkeypatch.setattr(mounts, "read_mounts", lambda: [mount])
+    monkeypatch.setattr(mounts, "stat_error", lambda _path: errno.ENOTCONN)
+
+    for choose in (
+        lambda: registry.choose(path, directory),
+        lambda: registry.choose(None, directory),
+        lambda: registry.enclosing(f"{path}/a/b", directory),
+    ):
+        with pytest.raises(NotMountedError, match=f"dead mount.*kvfuse umount {path}"):
+            choose()
+    with pytest.raises(NotMountedError, match="no kvfuse pool is mounted here"):
+        registry.choose(f"{tmp_path}/other", directory)
+
+
+def test_what_killed_processes_left_in_the_registry_goes_at_the_next_mount(tmp_path: Path) -> None:
+    """Half-written files of dead processes go, those of living ones stay."""
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    for pid in (dead.pid, os.getppid()):
+        (tmp_path / f"0123.{pid}.tmp").touch()
+
+    registry.register(entry(tmp_path / "pool"), tmp_path)
+
+    assert [path.name for path in tmp_path.glob("*.tmp")] == [f"0123.{os.getppid()}.tmp"]
