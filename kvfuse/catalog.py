@@ -36,6 +36,7 @@ MAP_BYTES = 64 << 30  # address space only: the file is sparse, and filled as it
 AHEAD_BYTES = 16 << 20  # a batch of 256 records takes one or two of these
 _ALLOCATED_BYTES = 16 << 20  # at a time, so that it is rare
 _PAGE_BYTES = 4096
+_COMPRESSED_MAX = 4  # by a file system that holds a copy
 _TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
     b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned",
@@ -152,7 +153,7 @@ def _refuse_truncated(data: Path) -> None:
     format (lmdb.h, MDB_meta): magic at 16, page size at 40, last page at 136 of each page.
     """
     try:
-        size_bytes = data.stat().st_size
+        size_bytes, blocks = data.stat().st_size, data.stat().st_blocks
     except FileNotFoundError:
         return
     if size_bytes == 0:
@@ -169,6 +170,12 @@ def _refuse_truncated(data: Path) -> None:
     if size_bytes < needed_bytes:
         raise CatalogDamagedError(
             f"catalog {data}: {size_bytes} bytes, its last page needs {needed_bytes}"
+        )
+    # The file is sparse, and as large as its map. What is used is there, maybe compressed.
+    there_bytes = blocks * records.BLOCK_BYTES
+    if needed_bytes > _COMPRESSED_MAX * there_bytes + AHEAD_BYTES:
+        raise CatalogDamagedError(
+            f"catalog {data}: {there_bytes} bytes of it are there, its last page is far beyond"
         )
 
 

@@ -1,15 +1,20 @@
 """Catalog against disks while nothing is mounted. Changes nothing on any disk."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import error as StructError
 
+import lmdb
+import msgspec
+
+from kvfuse import soundness
 from kvfuse.candidates import DiskSpec, look_at, refuse_identities
 from kvfuse.catalog import Catalog
 from kvfuse.check import Finding, Kind, check
 from kvfuse.disk import Disk
-from kvfuse.errors import DiskRefusedError, KvfuseError
+from kvfuse.errors import CatalogDamagedError, DiskRefusedError, KvfuseError
 
 # What a mount leaves or finds without being broken.
 HARMLESS = frozenset((Kind.FOREIGN, Kind.UNFINISHED, Kind.OWNER))
@@ -37,6 +42,7 @@ def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
     Raises:
         DiskRefusedError: one is no disk, or they are not all of one pool.
         BusyError: one is mounted.
+        CatalogDamagedError: the catalog cannot be read.
         KvfuseError: there is no catalog that saw their last mount.
     """
     candidates = look_at([DiskSpec(path) for path in paths])
@@ -56,8 +62,9 @@ def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
             raise DiskRefusedError(f"{paths[0]}: of no pool yet: nothing to compare it with")
         for candidate in candidates:
             candidate.take_lock()
+        held.enter_context(_damage_told(pool_id))
         catalog = _catalog_of(pool_id, session, (run_dir, state_dir))
-        held.callback(catalog.close)
+        held.callback(_close, catalog, is_sealed=soundness.is_sealed(catalog.path))
         with catalog.read() as txn:
             numbers = {disk_id: number for number, disk_id in txn.disks().items()}
         known = {numbers[i]: disk for i, disk in found.items() if i in numbers}
@@ -70,6 +77,27 @@ def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
         )
 
 
+@contextlib.contextmanager
+def _damage_told(pool_id: str) -> Iterator[None]:
+    """Turn what a damaged catalog makes of its readers into one line."""
+    try:
+        yield
+    except CatalogDamagedError as exc:
+        raise CatalogDamagedError(f"{exc}: the next mount scans the disks") from exc
+    except (lmdb.Error, msgspec.DecodeError, StructError, ValueError, IndexError) as exc:
+        raise CatalogDamagedError(
+            f"pool {pool_id}: the catalog is damaged ({exc}): delete it, and the next mount scans"
+            " the disks"
+        ) from exc
+
+
+def _close(catalog: Catalog, *, is_sealed: bool) -> None:
+    """Close a catalog as it was found: to open one may add a table of this version."""
+    catalog.close()
+    if is_sealed:
+        soundness.seal(catalog.path)
+
+
 def _catalog_of(pool_id: str, session: int, directories: Sequence[str]) -> Catalog:
     """Open the catalog that saw mount number *session*."""
     looked = []
@@ -78,6 +106,7 @@ def _catalog_of(pool_id: str, session: int, directories: Sequence[str]) -> Catal
         looked.append(str(path))
         if not (path / "data.mdb").exists():
             continue
+        soundness.check(path)
         catalog = Catalog(path)
         with catalog.read() as txn:
             seen = int(txn.meta(b"session") or -1)

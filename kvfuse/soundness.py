@@ -43,6 +43,11 @@ def break_seal(directory: Path) -> None:
         (directory / _SEAL).unlink()
 
 
+def is_sealed(directory: Path) -> bool:
+    """Whether a catalog was closed."""
+    return (directory / _SEAL).exists()
+
+
 def check(directory: Path) -> None:
     """Check the catalog in *directory*, which nobody has open.
 

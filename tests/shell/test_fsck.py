@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvfuse.cli.group import cli
-from tests.shell.pools import Box, boxed, commit, disk_path, mkdir, node_of, put
+from tests.shell.pools import Box, boxed, commit, disk_path, mkdir, node_of, put, unlink
 
 
 @pytest.fixture
@@ -108,3 +109,48 @@ def test_file_of_the_pool_is_where_the_findings_say(box):
     box.close()
     path.unlink()
     assert findings(box) == {("missing", "d/5.bin")}
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("pages", [(0, 2), (2, 20)])
+def test_damaged_catalog_is_one_line(box, clean, pages):
+    """Noise in it, whether it was closed or not: what, where, and what comes of it; never more."""
+    if not clean:
+        box.open()
+        box.drop()
+    for catalog in box.catalogs():
+        with (catalog / "data.mdb").open("r+b") as data:
+            data.seek(pages[0] * 4096)
+            data.write(os.urandom((pages[1] - pages[0]) * 4096))
+    done = fsck(box)
+    assert done.exit_code == 1, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert "catalog" in line
+    assert "the next mount scans the disks" in line
+    told = json.loads(fsck(box, "--json").stdout)
+    assert "the next mount scans the disks" in json.dumps(told)
+    box.open()
+    box.check()
+
+
+def test_file_a_chore_is_about_to_remove_is_no_fault(box):
+    """It is said to be unfinished; no finding shows how Python writes things."""
+    held = place(box, 0)
+    pool = box.open()
+    subprocess.run(["chattr", "+i", held], check=True)
+    try:
+        unlink(pool, "d/0.bin")
+        box.close()
+        shutil.copy2(place(box, 3), place(box, 3).with_name("copy.bin"))
+        place(box, 4).with_name("foreign.bin").write_bytes(b"?")
+        told = json.loads(fsck(box, "--json").stdout)
+    finally:
+        subprocess.run(["chattr", "-i", held], check=True)
+    assert {(found["kind"], found["path"]) for found in told["findings"]} == {
+        ("unfinished", "d/0.bin"),
+        ("orphan", "d/copy.bin"),
+        ("foreign", "d/foreign.bin"),
+    }
+    assert told["faults"] == 1
+    for found in told["findings"]:
+        assert not any(sign in found["text"] for sign in ("(", "None", "b'"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfuse import durability
+from kvfuse.catalog import MAP_BYTES
 from kvfuse.check import Kind
 from kvfuse.diskset import init_disk
 from kvfuse.pool import AttrChanges
@@ -167,6 +168,36 @@ def _spoil(data: Path) -> None:
     with data.open("r+b") as file:
         file.seek(pages // 2 * 4096)
         file.write(os.urandom((pages - pages // 2) * 4096))
+
+
+def _first_pages(data: Path) -> None:
+    """Noise where LMDB begins."""
+    with data.open("r+b") as file:
+        file.write(os.urandom(2 * 4096))
+
+
+def _last_page_number(data: Path) -> None:
+    """A catalog that claims gigabytes of a file that is that large, and empty there."""
+    with data.open("r+b") as file:
+        for offset in (0, 4096):
+            file.seek(offset + 136)
+            file.write(struct.pack("<Q", (MAP_BYTES >> 12) - 1))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("damage", [_first_pages, _last_page_number])
+def test_noise_at_the_beginning_is_noticed(damage, clean):
+    """After a clean end and after a death; and nothing is allocated for what noise claims."""
+    with boxed() as box:
+        seen = fill(box)
+        box.close() if clean else box.drop()
+        for catalog in box.catalogs():
+            damage(catalog / "data.mdb")
+        pool = box.open()
+        assert files(tree(pool)) == files(seen)
+        assert pool.status()["recovery"]["files"] > 0, "nothing was read"
+        assert pool.status()["catalog"]["bytes"] < 1 << 28
+        box.check()
 
 
 @pytest.mark.parametrize("clean", [True, False])
