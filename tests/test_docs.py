@@ -1,6 +1,7 @@
 """The pages say what there is: every key, command and option; and every link leads somewhere."""
 
 import importlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from kvfuse.cli.group import COMMANDS
 from kvfuse.config import Config
+from kvfuse.control.service import ControlService, MountFacts
 from kvfuse.settings import DiskSettings
+from kvfuse.tasks import Tasks, Trigger
+from tests.shell.pools import Box, commit, mkdir
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -64,8 +68,81 @@ def test_reference_names_the_configuration_keys_there_are():
         for key in field.annotation.model_fields
     }
     keys |= {f"disk.{key}" for key in DiskSettings.model_fields}
-    table = REFERENCE.partition("## Configuration file")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", table, re.MULTILINE)) == keys
+    rows = re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", section("Configuration file"), re.MULTILINE)
+    assert set(rows) == keys
+
+
+class Idle:
+    """A driver that has not been asked anything."""
+
+    name, reason, passthrough_obstacle = "direct", "", None
+
+    def counters(self) -> dict[str, object]:
+        return {}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ControlService]:
+    """What answers the command line, over a pool with one file."""
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    box = Box(tmp_path, disks)
+    pool = box.open()
+    mkdir(pool, "model")
+    commit(pool, "model/block.bin")
+    facts = MountFacts(mountpoint="/kv", owner_uid=os.geteuid(), log="", config=[])
+    yield ControlService(pool, Idle(), facts, stop=lambda: None)
+    box.close()
+
+
+def section(title: str) -> str:
+    return REFERENCE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def fields(status: dict[str, object]) -> set[str]:
+    """Return the names of two levels, of the disks as those of one of them."""
+    found = set()
+    for name, value in status.items():
+        if isinstance(value, list):
+            found |= {f"{name}[].{below}" for below in value[0]}
+        elif isinstance(value, dict) and value:
+            found |= {f"{name}.{below}" for below in value}
+        else:
+            found.add(name)
+    return found
+
+
+def documented_fields() -> set[str]:
+    """Return the names in the first column of the table; one that begins with a dot goes on."""
+    found = set()
+    for row in re.findall(r"^\| (`.*?) \|", section("Status"), re.MULTILINE):
+        above = ""
+        for name in re.findall(r"`([^`]+)`", row):
+            above = above if name.startswith(".") else name.rpartition(".")[0]
+            found.add(above + name if name.startswith(".") else name)
+    return found
+
+
+def test_reference_names_the_fields_of_a_status_there_are(service):
+    """Every field of a status is in the table, and no other; that of a supervisor is not asked."""
+    of_a_supervisor = {"processes.supervisor"}
+    assert documented_fields() - of_a_supervisor == fields(service.status())
+
+
+def test_reference_names_the_fields_of_files_and_tasks(service):
+    """Every field of ``locate`` and of a task is told below the status."""
+    (found,) = service.locate([b"model/block.bin"])
+    task = Tasks(1).make(0, Trigger.MANUAL).to_json("disk")
+    named = set(re.findall(r"`([a-z_]+)`", section("Status")))
+    assert {*found, *task} <= named
+
+
+def test_reference_names_the_verbs_of_the_socket_that_only_read(service):
+    """The table of verbs has those that everybody may call who may ask."""
+    rows = re.findall(r"^\| (`.*?) \|", section("Control socket"), re.MULTILINE)
+    named = {verb for row in rows for verb in re.findall(r"`([a-z]+)`", row)}
+    assert named - {"verb", "args"} == service.READING_VERBS | {"clean", "stop"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
