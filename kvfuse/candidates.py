@@ -20,6 +20,7 @@ from kvfuse.disk import Disk
 from kvfuse.errors import DiskRefusedError
 from kvfuse.identity import (
     NOT_OF_THE_POOL,
+    DamagedDiskError,
     DiskIdentity,
     lock,
     read_identity,
@@ -43,7 +44,10 @@ class DiskSpec(NamedTuple):
 
 @dataclass(slots=True)
 class Candidate:
-    """A configured directory and what was found there; *reason* says why it has no *disk*."""
+    """A configured directory and what was found there; *reason* says why it has no *disk*.
+
+    With *damage* its identity cannot be read, and there is no *disk*, or its topology cannot.
+    """
 
     spec: DiskSpec
     real_path: str
@@ -55,6 +59,7 @@ class Candidate:
     mode: int = 0o700  # of the root
     read_only: str = ""  # why, when it is
     reason: str = ""
+    damage: DamagedDiskError | None = None
     lock_fd: int = -1
 
     @property
@@ -137,7 +142,10 @@ def _look(spec: DiskSpec) -> Candidate:
         disk = candidate.disk = Disk.open_root(spec.path)
         candidate.identity = read_identity(disk)
         if candidate.identity is not None:
-            candidate.topology = read_topology(disk)
+            try:
+                candidate.topology = read_topology(disk)
+            except DamagedDiskError as e:
+                candidate.damage = e
         else:
             candidate.is_empty = is_empty(disk)
         candidate.mode = stat.S_IMODE(disk.fstat(disk.root_fd).st_mode)
@@ -146,6 +154,9 @@ def _look(spec: DiskSpec) -> Candidate:
             candidate.read_only = "configured with mode ro"
         elif disk.is_read_only():
             candidate.read_only = "mounted read-only"
+    except DamagedDiskError as e:
+        candidate.damage = e
+        candidate.fail(str(e).removeprefix(f"{spec.path}/"))
     except FileNotFoundError:
         candidate.fail("no such directory")
     except NotADirectoryError as e:
@@ -268,9 +279,14 @@ def refuse_identities(candidates: Sequence[Candidate]) -> str | None:
         for pool_id in pools - {None}:
             by_pool[str(pool_id)].append(one.path)
     if len(by_pool) > 1:
-        (pool, kept), (_, others) = sorted(by_pool.items(), key=lambda p: (-len(p[1]), p))[:2]
+        (pool, kept), (another, others) = sorted(by_pool.items(), key=lambda p: (-len(p[1]), p))[:2]
+        if others[0] in kept:
+            raise DiskRefusedError(
+                f"{others[0]}: its disk.json and its topology.json name two pools, {pool} and"
+                f" {another}: restore the one that is wrong, or leave it out of the list of disks"
+            )
         raise DiskRefusedError(
-            f"{others[0]}: disk of another pool than {kept[0]} ({pool}):"
+            f"{others[0]}: disk of another pool, {another}, than {kept[0]}, which is of {pool}:"
             " mount it with its own pool, or empty it and initialise it again"
         )
     return next(iter(by_pool), None)

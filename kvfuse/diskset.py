@@ -157,10 +157,15 @@ def _decide(candidates: list[Candidate], state_dir: str, new_uuid: Callable[[], 
     places = recall(state_dir, pool_id) if found_pool else {}
     found = [c.topology for c in candidates if c.topology is not None]
     topology = settle(found, new_uuid()) if found else None
+    _refuse_damaged(candidates, topology)
     unavailable = {c.path: c for c in candidates if c.disk is None}
     here = {c.identity.disk_id for c in candidates if c.identity is not None}
     members = {m.disk_id for m in topology.members} if topology else set()
     absent, strangers, _ = pair_missing(members - here, unavailable, places)
+    for path in strangers:
+        damage = unavailable[path].damage
+        if damage is not None:
+            raise damage  # a disk, and not known to be the pool's
     if strangers and len(unavailable) < len(candidates) and topology is None:
         lost = unavailable[strangers[0]]
         raise DiskRefusedError(f"{lost.path}: {lost.reason}: mount it there, or leave it out")
@@ -179,8 +184,22 @@ def _decide(candidates: list[Candidate], state_dir: str, new_uuid: Callable[[], 
         other_places=recall_all(state_dir),
         absent=absent,
         warnings=warnings,
-        notes=unwise(candidates, state_dir),
+        notes=[
+            f"{c.damage.where}: {c.damage.what}: the topology of the other disks counts"
+            for c in candidates
+            if c.damage is not None and c.disk is not None
+        ]
+        + unwise(candidates, state_dir),
     )
+
+
+def _refuse_damaged(candidates: Sequence[Candidate], topology: Topology | None) -> None:
+    """Refuse a disk whose own files are damaged, unless others of its pool say what it is."""
+    is_pool_known = any(c.identity is not None and c.identity.pool_id for c in candidates)
+    for candidate in candidates:
+        damage = candidate.damage
+        if damage is not None and not (is_pool_known if candidate.disk is None else topology):
+            raise damage
 
 
 def _lock(plan: _Plan) -> None:

@@ -34,6 +34,18 @@ _SESSION_MAX = (1 << 63) - 1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class DamagedDiskError(DiskRefusedError):
+    """A file in which a disk says what it is cannot be believed: *where*, and *what* is wrong."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(
+            f"{where}: {what}: restore the file, empty the disk and initialise it again, or leave"
+            " it out of the list of disks"
+        )
+        self.where = where
+        self.what = what
+
+
 class DiskIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``disk.json``.
 
@@ -64,7 +76,8 @@ def read_identity(root: Root) -> DiskIdentity | None:
     """Return the identity of a disk, None for a directory that is none (yet).
 
     Raises:
-        DiskRefusedError: it cannot be believed, or a newer kvfuse wrote it.
+        DamagedDiskError: it cannot be believed.
+        DiskRefusedError: a newer kvfuse wrote it.
         OSError: the disk fails.
     """
     content = _read_file(root, IDENTITY_FILE)
@@ -74,11 +87,7 @@ def read_identity(root: Root) -> DiskIdentity | None:
     data = _decode(content, where)
     if not isinstance(data, dict):
         _damaged(where, "not an object")
-    written = data.get("format")
-    if isinstance(written, int) and written > FORMAT:
-        raise DiskRefusedError(
-            f"{where}: format {written} is newer than {FORMAT}: upgrade kvfuse to use this disk"
-        )
+    _refuse_newer(data, where)
     try:
         return msgspec.convert(data, DiskIdentity, strict=True)
     except (msgspec.ValidationError, ValueError) as e:
@@ -89,15 +98,18 @@ def read_topology(root: Root) -> Topology | None:
     """Return the topology a disk remembers, None when it has none.
 
     Raises:
-        DiskRefusedError: it cannot be believed, or a newer kvfuse wrote it.
+        DamagedDiskError: it cannot be believed.
+        DiskRefusedError: a newer kvfuse wrote it.
         OSError: the disk fails.
     """
     content = _read_file(root, TOPOLOGY_FILE)
     if content is None:
         return None
     where = _where(root, TOPOLOGY_FILE)
+    data = _decode(content, where)
+    _refuse_newer(data, where)
     try:
-        return Topology.from_json(_decode(content, where))
+        return Topology.from_json(data)
     except ValueError as e:
         _damaged(where, str(e))
 
@@ -205,6 +217,14 @@ def _decode(content: bytes, where: str) -> object:
         _damaged(where, f"not JSON: {e}")
 
 
+def _refuse_newer(data: object, where: str) -> None:
+    written = data.get("format") if isinstance(data, dict) else None
+    if isinstance(written, int) and written > FORMAT:
+        raise DiskRefusedError(
+            f"{where}: format {written} is newer than {FORMAT}: upgrade kvfuse to use this disk"
+        )
+
+
 def _read(root: Root, mark_fd: int, name: bytes) -> bytes:
     try:
         fd = root.open(mark_fd, name, os.O_RDONLY)
@@ -265,10 +285,7 @@ def _where(root: Root, name: bytes) -> str:
 
 
 def _damaged(where: str, what: str) -> NoReturn:
-    text = what.removeprefix("topology: ")
-    raise DiskRefusedError(
-        f"{where}: {text}: restore the file, or empty the disk and initialise it again"
-    )
+    raise DamagedDiskError(where, what.removeprefix("topology: "))
 
 
 def _show(value: str) -> str:

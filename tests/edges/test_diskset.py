@@ -368,8 +368,8 @@ def test_duplicate_and_foreign_disks_are_refused(site: Site) -> None:
     text = site.refused("has the disk id of", *site.paths, copied)
     assert str(site.paths[0]) in text
     other = site.loops.add()
-    site.mount(other, init=True)
-    site.refused(f"{other}: disk of another pool", *site.paths, other)
+    pool_id = site.mount(other, init=True).pool_id
+    site.refused(f"{other}: disk of another pool, {pool_id}, than", *site.paths, other)
     site.refused(f"{other}: disk of another pool", other, *site.paths)
 
 
@@ -407,7 +407,7 @@ def test_places_in_each_other_are_refused(site: Site) -> None:
 
 
 def test_a_newer_or_damaged_format_is_refused(site: Site) -> None:
-    """Nothing is guessed, and the other disks stay as they are."""
+    """Nothing is guessed, and the other disks stay as they are; nobody vouches for the only one."""
     site.mount(init=True)
     rewrite(site.paths[1], "disk.json", format=99)
     site.refused("disk.json: format 99 is newer")
@@ -416,8 +416,72 @@ def test_a_newer_or_damaged_format_is_refused(site: Site) -> None:
     site.refused("topology.json: format 99 is newer")
     rewrite(site.paths[2], "topology.json", format=1)
     site.mount()
-    (site.paths[0] / ".kvfuse" / "disk.json").write_text("{")
+    for path in site.paths:
+        (path / ".kvfuse" / "topology.json").write_text("{")
+    site.refused("topology.json: not JSON")
+    for path in site.paths:
+        (path / ".kvfuse" / "disk.json").write_text("{")
+    text = site.refused("disk.json: not JSON")
+    assert "or leave it out of the list of disks" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\0garbage", b'{"format": 1}'])
+def test_a_disk_with_a_damaged_identity_is_failed(site: Site, content: bytes) -> None:
+    """It comes up as one that is missing does, told by its remembered path, and is not written."""
+    first = site.mount(init=True)
+    file = site.paths[1] / ".kvfuse" / "disk.json"
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    assert "disk.json" in site.refused("disk is unavailable", require_all=True)
+    for _ in range(2):
+        disks = site.mount()
+        assert disks.topology == first.topology
+        slot = disks.slots[1]
+        assert (slot.disk_id, slot.path) == (first.slots[1].disk_id, str(site.paths[1]))
+        assert slot.disk is None
+        assert slot.health.state is DiskState.FAILED
+        assert slot.health.reason.startswith(".kvfuse/disk.json: ")
+        (warning,) = disks.warnings
+        assert warning.startswith(f"{site.paths[1]}: disk is unavailable: ")
+        assert "or leave it out of the list of disks" in warning
+        assert file.read_bytes() == content
+    file.write_bytes(whole)
+    assert site.mount().warnings == []
+
+
+def test_a_damaged_disk_that_nobody_knows_is_refused(site: Site) -> None:
+    """Beside a pool that is complete without it, and in a pool that is new."""
+    site.mount(*site.paths[:2], init=True)
+    strange = site.paths[2] / ".kvfuse"
+    strange.mkdir()
+    (strange / "disk.json").write_bytes(b"?")
     site.refused("disk.json: not JSON")
+    site.refused("disk.json: not JSON", site.paths[2], site.loops.add(), init=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"format": 1, "pool_id": 5}'])
+def test_a_damaged_topology_is_written_anew(site: Site, content: bytes) -> None:
+    """Those of the other disks count; all disks are used."""
+    first = site.mount(init=True)
+    file = site.paths[0] / ".kvfuse" / "topology.json"
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    disks = site.mount(require_all=True)
+    assert disks.topology == first.topology
+    assert all(slot.health.state is DiskState.HEALTHY for slot in disks.slots)
+    (warning,) = disks.warnings
+    assert warning.startswith(f"{file}: ")
+    assert file.read_bytes() == whole
+
+
+def test_a_disk_that_names_two_pools_is_refused_with_both(site: Site) -> None:
+    """Its own two files contradict each other: both pools are named, and what to do."""
+    first = site.mount(init=True)
+    other = "00000000-0000-4000-8000-000000000000"
+    rewrite(site.paths[0], "topology.json", pool_id=other)
+    text = site.refused("disk.json and its topology.json name two pools")
+    assert first.pool_id in text
+    assert other in text
 
 
 def test_a_file_in_place_of_a_disk_is_refused(site: Site) -> None:
