@@ -52,6 +52,8 @@ def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
         for candidate in candidates:
             held.callback(candidate.close)
         for candidate in candidates:
+            if candidate.damage is not None and candidate.disk is None:
+                raise candidate.damage
             if candidate.disk is None or candidate.identity is None:
                 reason = candidate.reason or "not a disk of kvfuse"
                 raise DiskRefusedError(f"{candidate.path}: {reason}: name the disks of one pool")

@@ -154,3 +154,13 @@ def test_file_a_chore_is_about_to_remove_is_no_fault(box):
     assert told["faults"] == 1
     for found in told["findings"]:
         assert not any(sign in found["text"] for sign in ("(", "None", "b'"))
+
+
+def test_disk_with_a_damaged_identity_is_named_once(box):
+    """One line: the file, what is wrong with it, and what to do."""
+    (box.paths[1] / ".kvfuse" / "disk.json").write_bytes(b"")
+    done = fsck(box)
+    assert done.exit_code == 4
+    (line,) = done.stderr.strip().splitlines()
+    assert line.count(str(box.paths[1])) == 1
+    assert line.endswith("or leave it out of the list of disks")
