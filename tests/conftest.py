@@ -1,10 +1,12 @@
 """What all tests share: the way to the package, the drivers a mount is tried with."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -12,6 +14,11 @@ from tests.disks import loop_disks
 from tests.mounting import SETUPS, Mounted, runnable_setups
 
 _GIB = 1 << 30
+
+# A run nobody watches draws the same cases every time; elsewhere the search goes on.
+settings.register_profile("ci", derandomize=True, print_blob=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

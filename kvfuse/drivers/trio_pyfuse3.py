@@ -185,6 +185,9 @@ async def _quiet(counters: RequestCounters) -> None:
 
 def _leave(mountpoint: str) -> None:
     """Unmount, or write back what clients have mapped and raise why it stays mounted."""
+    found = mount_at(mountpoint_of(mountpoint))
+    if found is None or not found.is_kvfuse:  # detached already, and still held by somebody
+        raise OSError(errno.EINVAL, "not mounted there any more")
     try:
         syscalls.umount(mountpoint)
     except OSError:
