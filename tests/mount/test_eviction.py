@@ -50,7 +50,7 @@ def settled(disks: Sequence[Path], high: float = 0.9) -> list[float]:
         ("ext4", (96, 96, 96, 96), 1000),
         ("ext4", (64, 96, 128, 160), 900),
         ("xfs", (320, 320), 1200),
-        ("btrfs", (256, 256), 800),
+        ("btrfs", (768, 768), 2400),
     ],
 )
 def test_several_times_the_capacity(tmp_path, filesystem, sizes_mib, total_mib):
