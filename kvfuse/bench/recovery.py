@@ -196,7 +196,8 @@ def wait(lab: Lab, meanwhile: Callable[[], None]) -> None:
 
 
 def _rate(recovery: dict[str, Any]) -> int:
-    return round(recovery["files"] / max(recovery["seconds"], 1e-3))
+    files, seconds = int(recovery["files"]), float(recovery["seconds"])
+    return round(files / max(seconds, 1e-3))
 
 
 def main(arguments: list[str]) -> None:

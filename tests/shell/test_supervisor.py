@@ -210,7 +210,7 @@ def test_a_killed_server_is_followed_at_once(trial: Trial) -> None:
 
 
 def test_no_descriptor_leaks_from_server_to_server(trial: Trial) -> None:
-    """The sixth server has as many open as the second, the supervisor no more than at first."""
+    """The sixth server has as many open as the second; the supervisor keeps none of theirs."""
     trial.begin()
     trial.wait_ready(1)
     trial.kill()
@@ -221,7 +221,8 @@ def test_no_descriptor_leaks_from_server_to_server(trial: Trial) -> None:
         trial.wait_ready(number)
 
     assert trial.starts[1]["open"] == trial.starts[5]["open"]
-    assert most_open(trial.process.pid) <= before
+    # A spare that is being started has one more; a leak would be one for each of four servers.
+    assert most_open(trial.process.pid) <= before + 1
     assert len(trial.ledger()["last_restarts"]) == 5
 
 
