@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
@@ -16,6 +16,8 @@ BUDGET = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
     print_blob=False,
+    # Told as it was found: to shrink it takes minutes on real disks, longer than a test may take.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
 
 
