@@ -142,9 +142,12 @@ class Rooms:
     def make_room(self, number: int, size_bytes: int, *, wait_s: float) -> None:
         """A write on a disk found no room for *size_bytes*: have it cleaned, at most *wait_s*."""
         deadline_s = time.monotonic() + wait_s
-        while not self.is_hopeless(number):
+        # What was measured before the disk said ENOSPC is not to be believed.
+        before = self._spaces.get(number)
+        while before is not None and not self.is_hopeless(number):
             space = self._spaces.get(number)
-            if space is None or space.available_bytes > 2 * size_bytes:
+            is_new = space is not None and space is not before
+            if is_new and space is not None and space.available_bytes > 2 * size_bytes:
                 return
             self._short[number] = max(self._short.get(number, 0), 2 * size_bytes)
             self.urge(number)

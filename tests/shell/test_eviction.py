@@ -200,6 +200,19 @@ def test_a_file_larger_than_the_disk_is_refused_before_it_is_written():
         put(pool, b"later")
 
 
+def test_a_write_that_finds_no_room_has_some_made():
+    """The file that outgrows its estimate is written all the same."""
+    with small_pool(high_watermark="97%", low_watermark="50%") as (_, pool):
+        for number in range(24):
+            put(pool, b"f%d" % number)
+        _, fh = pool.create(ROOT_ID, b"grows", os.O_WRONLY, 0o644, CALLER)
+        block = b"g" * MIB
+        for number in range(20):
+            assert pool.write(fh, number * MIB, block) == MIB
+        pool.release(fh)
+        assert pool.lookup(ROOT_ID, b"grows").size == 20 * MIB
+
+
 def test_a_second_cleanup_joins_the_first():
     """Of two asked for at once one runs, and it ends at the low watermark within one file."""
     with small_pool(high_watermark="95%", low_watermark="30%", lease_ttl="500ms") as (_, pool):
