@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvfuse.mounts import is_covered
+
 START_S = 60.0
 END_S = 60.0
 PROJECT = Path(__file__).resolve().parents[1]
@@ -154,13 +156,17 @@ class Mounted:
             )
         _running.add(self)
         deadline = time.monotonic() + START_S
-        while not os.path.ismount(self.path):
+        while not self._is_served():
             if self._process.poll() is not None:
                 raise AssertionError(f"kvfuse mount ended early:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"kvfuse mount is not there after {START_S} s:\n{self.tail()}")
             time.sleep(0.02)
         os.statvfs(self.path)
+
+    def _is_served(self) -> bool:
+        """Whether the file system itself is mounted, not just the cover that comes before it."""
+        return os.path.ismount(self.path) and not is_covered(str(self.path))
 
     def stop(self, *, check: bool = True) -> None:
         """Unmount and wait for the daemon's end, which must be a clean one if *check*."""

@@ -75,7 +75,8 @@ class Client:
         deadline_s = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline_s:
             now = self.counters()
-            if now["release"] == now["open"] + now["create"]:
+            files = now["release"] == now["open"] + now["create"]
+            if files and now["releasedir"] == now["opendir"]:
                 return
             time.sleep(0.005)
 
