@@ -35,12 +35,13 @@ def command(mountpoint: str | None, as_json: bool) -> None:
     """
     entry = choose(None if mountpoint is None else mountpoint_of(mountpoint))
     supervisor = _supervisor(entry, time.monotonic() + _CALL_TIMEOUT_S)
-    under_way = supervisor["upgrade"] or {}
-    if under_way.get("result") in _UNDECIDED:
+    last = supervisor["upgrade"] or {}
+    before = last.get("number", 0)
+    if last.get("result") in _UNDECIDED:
         # It may have begun before what is installed now was: it is not the answer to this command.
-        _wait(entry, under_way["number"])
+        _wait(entry, before)
         supervisor = _supervisor(entry, time.monotonic() + _CALL_TIMEOUT_S)
-    before = (supervisor["upgrade"] or {}).get("number", 0)
+    # Another command may have asked meanwhile: one that follows *before* answers this one as well.
     try:
         os.kill(supervisor["pid"], signal.SIGHUP)
     except PermissionError as exc:
