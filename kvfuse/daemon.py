@@ -15,23 +15,25 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvfuse import __version__, ledger, logs
-from kvfuse.config import Resolved
+from kvfuse import __version__
 from kvfuse.control import registry
 from kvfuse.control.rpc import ControlServer
 from kvfuse.control.service import ControlService, MountFacts
-from kvfuse.diskset import DiskSet, DiskSpec, open_disks
+from kvfuse.core.config import Resolved
+from kvfuse.core.errors import EXIT_DONE, EXIT_FAILED, KvfuseError
+from kvfuse.disks.diskset import DiskSet, DiskSpec, open_disks
 from kvfuse.drivers.choice import Driver, choose_driver
 from kvfuse.drivers.direct.connection import Connection
-from kvfuse.errors import EXIT_DONE, EXIT_FAILED, KvfuseError
-from kvfuse.fdstore import FUSE
-from kvfuse.mounts import cover, uncover
-from kvfuse.pool import Pool, open_pool
-from kvfuse.progress import Event
-from kvfuse.resume import kept_fds, resume_disks
-from kvfuse.stop import Stop, stop_on_signals
-from kvfuse.supervised import Keeper, Supervised
-from kvfuse.takeover import formats
+from kvfuse.pool.pool import Pool, open_pool
+from kvfuse.pool.resume import kept_fds, resume_disks
+from kvfuse.supervision import ledger
+from kvfuse.supervision.supervised import Keeper, Supervised
+from kvfuse.supervision.takeover import formats
+from kvfuse.system import logs
+from kvfuse.system.fdstore import FUSE
+from kvfuse.system.mounts import cover, uncover
+from kvfuse.system.progress import Event
+from kvfuse.system.stop import Stop, stop_on_signals
 
 _log = logging.getLogger("kvfuse.daemon")
 _PR_SET_IO_FLUSHER = 57

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvfuse import syscalls
+from kvfuse.system import syscalls
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -270,7 +270,7 @@ def check_disk(path: str) -> Check:
 def filesystem_of(path: Path) -> str:
     """Return the type of the file system that *path* is on, "unknown" when it cannot be told."""
     # Imported here: mounts is not needed by a check that was given its facts.
-    from kvfuse.mounts import read_mounts
+    from kvfuse.system.mounts import read_mounts
 
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

@@ -186,12 +186,12 @@ def _answer(session: Any, timeouts: list[int], words: list[str]) -> object:
 
 def main() -> None:
     """Serve until the standard input ends, or somebody unmounts."""
-    from kvfuse.config import parse
-    from kvfuse.diskset import DiskSpec, open_disks
+    from kvfuse.core.config import parse
+    from kvfuse.disks.diskset import DiskSpec, open_disks
     from kvfuse.drivers.direct import device
     from kvfuse.drivers.direct.session import DirectOptions, DirectSession
-    from kvfuse.pool import open_pool
-    from kvfuse.stop import Stop
+    from kvfuse.pool.pool import open_pool
+    from kvfuse.system.stop import Stop
 
     logging.basicConfig(level=logging.INFO)
     base, what = Path(sys.argv[1]), json.loads(sys.argv[2])

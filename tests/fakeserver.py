@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from kvfuse.fdstore import Channel
-from kvfuse.supervised import Supervised, wait_for_start
+from kvfuse.supervision.supervised import Supervised, wait_for_start
+from kvfuse.system.fdstore import Channel
 
 
 def make(path: str, go: Path) -> None:

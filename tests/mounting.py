@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvfuse.mounts import is_covered
+from kvfuse.system.mounts import is_covered
 
 START_S = 60.0
 END_S = 60.0

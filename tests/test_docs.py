@@ -10,10 +10,10 @@ import click
 import pytest
 
 from kvfuse.cli.group import COMMANDS
-from kvfuse.config import Config
 from kvfuse.control.service import ControlService, MountFacts
-from kvfuse.settings import DiskSettings
-from kvfuse.tasks import Tasks, Trigger
+from kvfuse.core.config import Config
+from kvfuse.core.settings import DiskSettings
+from kvfuse.space.tasks import Tasks, Trigger
 from tests.shell.pools import Box, commit, mkdir
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,8 +13,8 @@ from kvfuse import __version__
 from kvfuse.bench import lab, rounds, tables
 from kvfuse.bench.jobs import Bounds, all_jobs, chosen, quick_jobs
 from kvfuse.bench.results import Line
-from kvfuse.cli.output import note, show_table
-from kvfuse.errors import ConfigError, KvfuseError
+from kvfuse.core.errors import ConfigError, KvfuseError
+from kvfuse.output import note, show_table
 
 _QUICK_SYSTEMS = ("kvfuse", "kvfuse owner", "mergerfs")
 _RIVAL = "mergerfs"

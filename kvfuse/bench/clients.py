@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvfuse.bench import workload
 from kvfuse.bench.jobs import Bounds, Job, Sample, together
-from kvfuse.errors import KvfuseError
+from kvfuse.core.errors import KvfuseError
 
 _PHASE_TIMEOUT_S = 120.0
 _fork = multiprocessing.get_context("fork")

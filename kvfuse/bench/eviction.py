@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvfuse.bench.queues import Queues
-from kvfuse.eviction import POLICIES
+from kvfuse.core.eviction import POLICIES
 
 SIZES = (0.01, 0.05, 0.1, 0.3)  # of what a trace asks for in all
 PEERS = ("LRU", "FIFO", "S3FIFO", "TwoQ", "ARC")

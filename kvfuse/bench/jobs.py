@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvfuse.errors import ConfigError
+from kvfuse.core.errors import ConfigError
 
 MIB = 1 << 20
 SMALL_BYTES = 4096  # of a file in the jobs about names

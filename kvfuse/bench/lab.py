@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfuse.bench.rounds import Target
-from kvfuse.errors import KernelError, KvfuseError
-from kvfuse.syscalls import MNT_DETACH, umount
+from kvfuse.core.errors import KernelError, KvfuseError
+from kvfuse.system.syscalls import MNT_DETACH, umount
 
 DISKS = 2
 IMAGE_BYTES = 4 << 30  # sparse

@@ -13,10 +13,10 @@ import click
 import msgspec
 
 from kvfuse.bench import lab, rounds
-from kvfuse.cli.output import note, show_table
 from kvfuse.control import registry
 from kvfuse.control.client import call
-from kvfuse.errors import KernelError, KvfuseError
+from kvfuse.core.errors import KernelError, KvfuseError
+from kvfuse.output import note, show_table
 
 _SLABINFO = Path("/proc/slabinfo")
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")

@@ -23,15 +23,15 @@ import msgspec
 from kvfuse import __version__
 from kvfuse.bench.lab import do
 from kvfuse.bench.rounds import ended_by_signals
-from kvfuse.cli.output import note, show_table
-from kvfuse.config import Config
-from kvfuse.diskset import DiskSet, DiskSpec, open_disks
-from kvfuse.errors import KernelError, KvfuseError
-from kvfuse.placement import Policy, candidates
-from kvfuse.pool import Pool, open_pool
-from kvfuse.records import ROOT_ID, Caller, Node
-from kvfuse.routing import routing_name
-from kvfuse.syscalls import MNT_DETACH, umount
+from kvfuse.core.config import Config
+from kvfuse.core.errors import KernelError, KvfuseError
+from kvfuse.core.placement import Policy, candidates
+from kvfuse.core.records import ROOT_ID, Caller, Node
+from kvfuse.core.routing import routing_name
+from kvfuse.disks.diskset import DiskSet, DiskSpec, open_disks
+from kvfuse.output import note, show_table
+from kvfuse.pool.pool import Pool, open_pool
+from kvfuse.system.syscalls import MNT_DETACH, umount
 
 DISKS = 8
 TOP = b"model"

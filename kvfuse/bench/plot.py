@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfuse.bench.results import Line
-from kvfuse.errors import KvfuseError
+from kvfuse.core.errors import KvfuseError
 
 _DPI = 110
 _BAR_WIDTH = 0.8

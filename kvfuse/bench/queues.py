@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from kvfuse.eviction import MAIN, POLICIES, Entry
+from kvfuse.core.eviction import MAIN, POLICIES, Entry
 
 
 class Queues:

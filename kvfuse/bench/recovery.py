@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvfuse import placement, records
-from kvfuse.carrier import Ground, Wanted
-from kvfuse.disk import Disk
-from kvfuse.identity import read_identity
-from kvfuse.routing import routing_name
-from kvfuse.topology import Member
+from kvfuse.core import placement, records
+from kvfuse.core.routing import routing_name
+from kvfuse.core.topology import Member
+from kvfuse.disks.carrier import Ground, Wanted
+from kvfuse.disks.disk import Disk
+from kvfuse.disks.identity import read_identity
 
 _KVFUSE = [sys.executable, "-m", "kvfuse"]
 _PER_DIRECTORY = 2000

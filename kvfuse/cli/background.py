@@ -7,13 +7,13 @@ import sys
 import tempfile
 from typing import IO
 
-from kvfuse import mounts
 from kvfuse.cli import handoff
-from kvfuse.cli.output import note
-from kvfuse.config import Resolved
 from kvfuse.control.client import CallError
-from kvfuse.errors import EXIT_FAILED, KvfuseError
-from kvfuse.progress import Event, read_events
+from kvfuse.core.config import Resolved
+from kvfuse.core.errors import EXIT_FAILED, KvfuseError
+from kvfuse.output import note
+from kvfuse.system import mounts
+from kvfuse.system.progress import Event, read_events
 
 _INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM)
 _STOP_TIMEOUT_S = 30.0

@@ -13,12 +13,12 @@ import click
 from kvfuse.bench import rounds, tables
 from kvfuse.bench.jobs import Bounds, Job, all_jobs, chosen, quick_jobs
 from kvfuse.bench.rounds import ended_by_signals
-from kvfuse.cli.output import json_option, note, say, show_json, show_table
 from kvfuse.cli.paths import absolute
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
-from kvfuse.errors import ConfigError, KernelError, KvfuseError
-from kvfuse.mounts import mountpoint_of
+from kvfuse.core.errors import ConfigError, KernelError, KvfuseError
+from kvfuse.output import json_option, note, say, show_json, show_table
+from kvfuse.system.mounts import mountpoint_of
 
 _NATIVE, _POOL = "native", "pool"
 _PREFIX = "kvfuse-bench."

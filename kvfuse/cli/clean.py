@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import json_option, note, say, show_json
 from kvfuse.cli.tasks import show_tasks
 from kvfuse.control.client import call
 from kvfuse.control.registry import Registration, choose
-from kvfuse.errors import ConfigError
-from kvfuse.mounts import mountpoint_of
+from kvfuse.core.errors import ConfigError
+from kvfuse.output import json_option, note, say, show_json
+from kvfuse.system.mounts import mountpoint_of
 
 _POLL_S = 0.2
 _OVER = ("done", "short", "failed")

@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import json_option, say, show_json, show_table
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
-from kvfuse.errors import ConfigError
-from kvfuse.mounts import mountpoint_of
+from kvfuse.core.errors import ConfigError
+from kvfuse.output import json_option, say, show_json, show_table
+from kvfuse.system.mounts import mountpoint_of
 
 
 @click.group()

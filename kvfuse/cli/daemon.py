@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import fail
-from kvfuse.config import Resolved
+from kvfuse.core.config import Resolved
+from kvfuse.core.errors import EXIT_FAILED, KvfuseError
 from kvfuse.daemon import Daemon
-from kvfuse.errors import EXIT_FAILED, KvfuseError
-from kvfuse.fdstore import Channel
-from kvfuse.progress import Event, ProgressPipe
-from kvfuse.supervised import Supervised, wait_for_start
+from kvfuse.output import fail
+from kvfuse.supervision.supervised import Supervised, wait_for_start
+from kvfuse.system.fdstore import Channel
+from kvfuse.system.progress import Event, ProgressPipe
 
 
 @click.command(hidden=True)

@@ -4,13 +4,13 @@ import sys
 
 import click
 
-from kvfuse.cli.output import human_bytes, json_option, note, printable, say, show_json
 from kvfuse.cli.paths import absolute
 from kvfuse.cli.status import show_disks
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
-from kvfuse.errors import ConfigError
-from kvfuse.mounts import mountpoint_of
+from kvfuse.core.errors import ConfigError
+from kvfuse.output import human_bytes, json_option, note, printable, say, show_json
+from kvfuse.system.mounts import mountpoint_of
 
 
 @click.group()
@@ -36,7 +36,7 @@ mounted with. Exit code 4 when a directory is refused; nothing is written to it 
 @json_option
 def init(directories: tuple[str, ...], adopt: bool, yes: bool, as_json: bool) -> None:
     """Make each DIR a disk: an empty directory, best the root of a file system of its own."""
-    from kvfuse.adoption import init_disk
+    from kvfuse.disks.adoption import init_disk
 
     if yes and not adopt:
         raise ConfigError("--yes answers the question of --adopt; use both, or none")
@@ -80,7 +80,7 @@ def _ask_for_all(paths: list[str]) -> None:
         ConfigError: nobody can be asked.
         click.Abort: the answer is no.
     """
-    from kvfuse.adoption import survey
+    from kvfuse.disks.adoption import survey
 
     for path in paths:
         found = survey(path)

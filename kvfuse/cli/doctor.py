@@ -5,10 +5,10 @@ from dataclasses import asdict
 import click
 
 from kvfuse import doctor
-from kvfuse.cli.output import json_option, say, show_json
 from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve_file
-from kvfuse.errors import EXIT_KERNEL
+from kvfuse.core.errors import EXIT_KERNEL
+from kvfuse.output import json_option, say, show_json
 
 
 @click.command(

@@ -2,10 +2,10 @@
 
 import click
 
-from kvfuse.cli.output import json_option, note, printable, say, show_json, show_table
 from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve
-from kvfuse.errors import EXIT_FAILED, ConfigError
+from kvfuse.core.errors import EXIT_FAILED, ConfigError
+from kvfuse.output import json_option, note, printable, say, show_json, show_table
 
 
 @click.command(
@@ -34,7 +34,7 @@ def command(
     ctx: click.Context, disks: tuple[str, ...], config_file: str | None, as_json: bool
 ) -> None:
     """Compare the catalog of a pool that is not mounted with its disks, both ways."""
-    from kvfuse import fsck
+    from kvfuse.pool import fsck
 
     paths = [absolute(disk, "--disk") for disk in disks]
     pool = resolve(config_file, {"pool.disks": paths or None}).config.pool

@@ -1,7 +1,7 @@
 """The command ``kvfuse``: finds its subcommands when they are called, and reports failures.
 
-Each failure is one line on stderr and the exit code of :mod:`kvfuse.errors`; with ``--json`` it is
-also an object on stdout.
+Each failure is one line on stderr and the exit code of :mod:`kvfuse.core.errors`; with ``--json``
+it is also an object on stdout.
 """
 
 import importlib
@@ -10,8 +10,8 @@ from typing import IO, Any
 import click
 
 from kvfuse import __version__
-from kvfuse.cli.output import asks_json, expect_json, fail, wants_json
-from kvfuse.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
+from kvfuse.core.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
+from kvfuse.output import asks_json, expect_json, fail, wants_json
 
 COMMANDS = (
     "mount", "umount", "status", "locate", "disk", "clean",

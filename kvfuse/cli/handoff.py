@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import kvfuse
-from kvfuse.config import Resolved
+from kvfuse.core.config import Resolved
 
 
 def task_fd(resolved: Resolved, *, init: bool, foreground: bool, as_json: bool = False) -> int:
@@ -26,7 +26,7 @@ def task_fd(resolved: Resolved, *, init: bool, foreground: bool, as_json: bool =
 
 def command(task: int, report: int, *, hangup_ends: bool = False) -> list[str]:
     """Return the command that supervises the mount described by the file *task*."""
-    words = [sys.executable, "-m", "kvfuse.supervisor", str(task), str(report)]
+    words = [sys.executable, "-m", "kvfuse.supervision.supervisor", str(task), str(report)]
     return [*words, "hangup-ends"] if hangup_ends else words
 
 

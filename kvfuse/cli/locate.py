@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import human_bytes, json_option, show_json, show_table
 from kvfuse.cli.paths import absolute
 from kvfuse.control.client import call
 from kvfuse.control.registry import Registration, enclosing
-from kvfuse.errors import KvfuseError
+from kvfuse.core.errors import KvfuseError
+from kvfuse.output import human_bytes, json_option, show_json, show_table
 
 _ASK_MAX = 1000
 

@@ -7,17 +7,17 @@ from typing import Any, NoReturn
 
 import click
 
-from kvfuse import mounts
 from kvfuse.cli import handoff
 from kvfuse.cli.group import nearest_of
-from kvfuse.cli.output import json_option, note, say, show_json
 from kvfuse.cli.paths import absolute
 from kvfuse.cli.resolve import resolve
-from kvfuse.config import Config, Resolved
 from kvfuse.control import registry
-from kvfuse.errors import ConfigError, KernelError
-from kvfuse.fdstore import FUSE
-from kvfuse.notify import kept_names
+from kvfuse.core.config import Config, Resolved
+from kvfuse.core.errors import ConfigError, KernelError
+from kvfuse.output import json_option, note, say, show_json
+from kvfuse.supervision.notify import kept_names
+from kvfuse.system import mounts
+from kvfuse.system.fdstore import FUSE
 
 # What fstab, mount(8) and systemd write; each is either always so, or not for the daemon.
 OPTIONS = (

@@ -2,7 +2,7 @@
 
 import os
 
-from kvfuse.errors import ConfigError
+from kvfuse.core.errors import ConfigError
 
 
 def absolute(argument: str, what: str) -> str:

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from kvfuse.config import COMMAND_LINE, Resolved, parse
-from kvfuse.errors import ConfigError
+from kvfuse.core.config import COMMAND_LINE, Resolved, parse
+from kvfuse.core.errors import ConfigError
 
 _FILE_BYTES_MAX = 1 << 20
 

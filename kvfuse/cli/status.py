@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import human_bytes, json_option, say, show_json, show_table
 from kvfuse.control.client import call
 from kvfuse.control.registry import choose
-from kvfuse.mounts import mountpoint_of
+from kvfuse.output import human_bytes, json_option, say, show_json, show_table
+from kvfuse.system.mounts import mountpoint_of
 
 
 @click.command(

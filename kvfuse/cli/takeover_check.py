@@ -5,7 +5,7 @@ import json
 import click
 
 import kvfuse.daemon  # noqa: F401 - all that a server needs must be there and importable
-from kvfuse.takeover import check
+from kvfuse.supervision.takeover import check
 
 
 @click.command(hidden=True)

@@ -4,12 +4,12 @@ import errno
 
 import click
 
-from kvfuse import mounts
-from kvfuse.cli.output import json_option, note, say, show_json
 from kvfuse.control import registry
 from kvfuse.control.client import call
-from kvfuse.errors import BusyError, KernelError, KvfuseError, NotMountedError
-from kvfuse.syscalls import umount
+from kvfuse.core.errors import BusyError, KernelError, KvfuseError, NotMountedError
+from kvfuse.output import json_option, note, say, show_json
+from kvfuse.system import mounts
+from kvfuse.system.syscalls import umount
 
 END_TIMEOUT_S = 60.0
 

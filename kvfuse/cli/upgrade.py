@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from kvfuse.cli.output import json_option, say, show_json
 from kvfuse.control.client import call
 from kvfuse.control.registry import Registration, choose
-from kvfuse.errors import KernelError, KvfuseError, NotMountedError
-from kvfuse.mounts import mountpoint_of
+from kvfuse.core.errors import KernelError, KvfuseError, NotMountedError
+from kvfuse.output import json_option, say, show_json
+from kvfuse.system.mounts import mountpoint_of
 
 _TIMEOUT_S = 90.0
 _CALL_TIMEOUT_S = 5.0

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvfuse.errors import ConfigError
+from kvfuse.core.errors import ConfigError
 
 ADDRESS_BYTES_MAX = 107
 _NAME_BYTES_MAX = ADDRESS_BYTES_MAX - len("/proc/self/fd/1234567/")

@@ -10,7 +10,7 @@ import msgspec
 from kvfuse.control.address import socket_address
 from kvfuse.control.messages import REPLY_BYTES_MAX, Request, encoder, reply_decoder
 from kvfuse.control.registry import Registration
-from kvfuse.errors import KvfuseError, NotMountedError
+from kvfuse.core.errors import KvfuseError, NotMountedError
 
 CALL_TIMEOUT_S = 15.0
 _RETRY_S = 0.05

@@ -33,7 +33,7 @@ class LocateArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CleanArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of ``clean``: see :meth:`kvfuse.cleanups.Cleanups.clean`."""
+    """Arguments of ``clean``: see :meth:`kvfuse.cleaning.cleanups.Cleanups.clean`."""
 
     disk: str | None = None
     keys: list[bytes] = []

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from kvfuse import mounts
-from kvfuse.errors import KvfuseError, NotMountedError
+from kvfuse.core.errors import KvfuseError, NotMountedError
+from kvfuse.system import mounts
 
 REGISTRY_DIR = Path("/run/kvfuse/mounts")
 _FILE_BYTES_MAX = 64 * 1024

@@ -29,7 +29,7 @@ from kvfuse.control.messages import (
     request_decoder,
 )
 from kvfuse.control.service import ControlService
-from kvfuse.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
+from kvfuse.core.errors import EXIT_FAILED, EXIT_USAGE, KvfuseError
 
 CONNECTIONS_MAX = 8
 WAITING_MAX = 64

@@ -1,7 +1,7 @@
 """What an operator can ask of a running pool, whichever way the question arrives.
 
-Never in the data path. Verbs raise :class:`kvfuse.errors.KvfuseError` with the line to show, and
-``OSError`` where the pool does.
+Never in the data path. Verbs raise :class:`kvfuse.core.errors.KvfuseError` with the line to show,
+and ``OSError`` where the pool does.
 
 Concurrency: called from several threads at once; the pool's verbs are thread-safe.
 """
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from kvfuse import __version__
 from kvfuse.control.messages import CleanArgs
-from kvfuse.errors import KvfuseError
+from kvfuse.core.errors import KvfuseError
 
 LOCATE_KEYS_MAX = 10_000
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from kvfuse.config import Config
+from kvfuse.core.config import Config
+from kvfuse.core.errors import KernelError
 from kvfuse.drivers.direct import session
 from kvfuse.drivers.direct.connection import Connection
-from kvfuse.errors import KernelError
-from kvfuse.pool import Pool
-from kvfuse.stop import Stop
+from kvfuse.pool.pool import Pool
+from kvfuse.system.stop import Stop
 
 PASSTHROUGH_SWITCH = "KVFUSE_TEST_PASSTHROUGH"  # "off": as on a kernel that has none; for tests
 

@@ -15,11 +15,11 @@ from typing import TypeVar, TypeVarTuple
 import pyfuse3
 import trio
 
+from kvfuse.core.records import NAME_BYTES_MAX, Caller, Node, State
 from kvfuse.drivers.counters import RequestCounters
 from kvfuse.drivers.guard import handler
 from kvfuse.drivers.threads import EVERY, MEMORY, DiskThreads
-from kvfuse.pool import AttrChanges, Pool
-from kvfuse.records import NAME_BYTES_MAX, Caller, Node, State
+from kvfuse.pool.pool import AttrChanges, Pool
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

@@ -15,12 +15,12 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from kvfuse import syscalls
+from kvfuse.core.errors import KernelError
 from kvfuse.drivers.counters import RequestCounters
 from kvfuse.drivers.operations import PoolOperations, Timeouts
-from kvfuse.errors import KernelError
-from kvfuse.mounts import mount_at, mountpoint_of
-from kvfuse.pool import Pool
+from kvfuse.pool.pool import Pool
+from kvfuse.system import syscalls
+from kvfuse.system.mounts import mount_at, mountpoint_of
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import socket
 import sys
 import time
 
-from kvfuse.disk import Disk, DiskTraits
-from kvfuse.reading import Job, Line, Report, Work
-from kvfuse.sighting import Haul, Reader
+from kvfuse.disks.disk import Disk, DiskTraits
+from kvfuse.disks.sighting import Haul, Reader
+from kvfuse.scan.reading import Job, Line, Report, Work
 
 _HAUL = 128  # records: the server takes them in with one short transaction
 _NICE = 10

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfuse.admission import KINDS_MAX, UNKNOWN_BYTES, WINDOW, Kind, Sizes, kind_of
+from kvfuse.core.admission import KINDS_MAX, UNKNOWN_BYTES, WINDOW, Kind, Sizes, kind_of
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfuse.config import COMMAND_LINE, DEFAULT, Config, Resolved, parse
-from kvfuse.errors import EXIT_USAGE, ConfigError
-from kvfuse.placement import Policy
-from kvfuse.routing import DEFAULT_PATTERNS, final_name
-from kvfuse.settings import Reserve
+from kvfuse.core.config import COMMAND_LINE, DEFAULT, Config, Resolved, parse
+from kvfuse.core.errors import EXIT_USAGE, ConfigError
+from kvfuse.core.placement import Policy
+from kvfuse.core.routing import DEFAULT_PATTERNS, final_name
+from kvfuse.core.settings import Reserve
 
 DISKS = '[pool]\ndisks = ["/mnt/a", "/mnt/b"]\n'
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfuse import eviction
 from kvfuse.bench.queues import Queues
-from kvfuse.eviction import (
+from kvfuse.core import eviction
+from kvfuse.core.eviction import (
     HITS_MAX,
     MAIN,
     POLICIES,
@@ -20,7 +20,7 @@ from kvfuse.eviction import (
     Watermarks,
     victims,
 )
-from kvfuse.records import HITS_BITS, hits_of, with_hits
+from kvfuse.core.records import HITS_BITS, hits_of, with_hits
 
 MARKS = Watermarks(0.9, 0.8)
 sizes = st.integers(0, 1 << 40)

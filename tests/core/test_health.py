@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfuse.health import (
+from kvfuse.core.health import (
     ERRORS_TO_FAIL,
     ERRORS_WINDOW_S,
     TRANSITIONS,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfuse.placement import LEVELS, Load, Policy, candidates, least_used
-from kvfuse.topology import Member
+from kvfuse.core.placement import LEVELS, Load, Policy, candidates, least_used
+from kvfuse.core.topology import Member
 
 KEYS = 100_000
 GOLDEN_DISKS = (
@@ -159,10 +159,10 @@ def test_no_members_give_no_candidates():
 
 def test_largest_hashes_divide_by_nothing(monkeypatch):
     """Hashes that round to 2**64 tie, and ties go by id."""
-    monkeypatch.setattr("kvfuse.placement._hash64", lambda _data: (1 << 64) - 1)
+    monkeypatch.setattr("kvfuse.core.placement._hash64", lambda _data: (1 << 64) - 1)
     members = [Member(GOLDEN_DISKS[1], 2.0), Member(GOLDEN_DISKS[0], 2.0), Member("z", 1.0)]
     assert candidates(b"a", members, Policy.RENDEZVOUS) == (*GOLDEN_DISKS[:2], "z")
-    monkeypatch.setattr("kvfuse.placement._hash64", lambda _data: 0)
+    monkeypatch.setattr("kvfuse.core.placement._hash64", lambda _data: 0)
     assert candidates(b"a", EQUAL[::-1], Policy.RENDEZVOUS) == GOLDEN_DISKS
 
 

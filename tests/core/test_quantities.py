@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvfuse.quantities import (
+from kvfuse.core.quantities import (
     SIZE_BYTES_MAX,
     format_duration,
     format_percentage,

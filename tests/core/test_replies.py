@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfuse.core.records import Node
 from kvfuse.drivers.direct import abi, replies
-from kvfuse.records import Node
 from tests.fusestructs import struct_of
 
 ATTR = (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfuse.routing import (
+from kvfuse.core.routing import (
     PATTERN_CHARS_MAX,
     final_name,
     is_temp,

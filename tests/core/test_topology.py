@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from kvfuse.records import FORMAT
-from kvfuse.topology import EPOCH_MAX, HISTORY_MAX, Member, Topology, settle
+from kvfuse.core.records import FORMAT
+from kvfuse.core.topology import EPOCH_MAX, HISTORY_MAX, Member, Topology, settle
 
 
 def u(number: int) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import syscalls
-from kvfuse.disk import LABEL_TRUSTED, LABEL_USER, Disk, Space
+from kvfuse.disks.disk import LABEL_TRUSTED, LABEL_USER, Disk, Space
+from kvfuse.system import syscalls
 from tests.disks import LoopDisks, loop_disks
 
 MIB = 1 << 20

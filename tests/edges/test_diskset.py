@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import candidates
-from kvfuse.candidates import look_at
-from kvfuse.diskset import DiskSet, DiskSpec, init_disk, open_disks
-from kvfuse.errors import BusyError, DiskRefusedError
-from kvfuse.health import DiskState
-from kvfuse.whereabouts import Place, pair_missing
+from kvfuse.core.errors import BusyError, DiskRefusedError
+from kvfuse.core.health import DiskState
+from kvfuse.disks import candidates
+from kvfuse.disks.candidates import look_at
+from kvfuse.disks.diskset import DiskSet, DiskSpec, init_disk, open_disks
+from kvfuse.disks.whereabouts import Place, pair_missing
 from tests.disks import LoopDisks, loop_disks
 
 MIB = 1 << 20

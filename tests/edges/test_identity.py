@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse.adoption import init_disk, survey
-from kvfuse.disk import Disk
-from kvfuse.errors import BusyError, DiskRefusedError
-from kvfuse.identity import (
+from kvfuse.core.errors import BusyError, DiskRefusedError
+from kvfuse.core.records import FORMAT
+from kvfuse.core.topology import Member, Topology
+from kvfuse.disks.adoption import init_disk, survey
+from kvfuse.disks.disk import Disk
+from kvfuse.disks.identity import (
     DiskIdentity,
     lock,
     make_mark,
@@ -22,8 +24,6 @@ from kvfuse.identity import (
     write_identity,
     write_topology,
 )
-from kvfuse.records import FORMAT
-from kvfuse.topology import Member, Topology
 from tests.disks import loop_disks
 
 A, B, P, T = (f"{c * 8}-{c * 4}-4{c * 3}-8{c * 3}-{c * 12}" for c in "abcd")

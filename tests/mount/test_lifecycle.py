@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import mounts
 from kvfuse.control import registry
 from kvfuse.drivers.direct import session
+from kvfuse.system import mounts
 
 PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = [

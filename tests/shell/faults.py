@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from kvfuse.catalog import Catalog
-from kvfuse.disk import Disk
-from kvfuse.pool import Pool
+from kvfuse.catalog.catalog import Catalog
+from kvfuse.disks.disk import Disk
+from kvfuse.pool.pool import Pool
 
 CHANGES = (
     "make_dir", "set_dir", "remove_dir", "create", "rename", "rename_new", "exchange", "link",

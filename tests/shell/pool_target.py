@@ -10,10 +10,10 @@ import shutil
 import stat
 from pathlib import Path as FilePath
 
-from kvfuse.config import Config
-from kvfuse.diskset import DiskSet, DiskSpec, open_disks
-from kvfuse.pool import RENAME_EXCHANGE, RENAME_NOREPLACE, AttrChanges, Pool, open_pool
-from kvfuse.records import ROOT_ID, Caller, Node
+from kvfuse.core.config import Config
+from kvfuse.core.records import ROOT_ID, Caller, Node
+from kvfuse.disks.diskset import DiskSet, DiskSpec, open_disks
+from kvfuse.pool.pool import RENAME_EXCHANGE, RENAME_NOREPLACE, AttrChanges, Pool, open_pool
 from tests.model import NOWHERE, Path, fail
 
 CALLER = Caller(0, 0, 0o022, 1)

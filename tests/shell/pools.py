@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvfuse.check import Finding, Kind, check
-from kvfuse.config import Config
-from kvfuse.diskset import DiskSet, DiskSpec, open_disks
-from kvfuse.pool import READ_FOR_S, AttrChanges, Pool, open_pool
-from kvfuse.records import ROOT_ID, Caller, Node
+from kvfuse.core.config import Config
+from kvfuse.core.records import ROOT_ID, Caller, Node
+from kvfuse.disks.diskset import DiskSet, DiskSpec, open_disks
+from kvfuse.pool.check import Finding, Kind, check
+from kvfuse.pool.pool import READ_FOR_S, AttrChanges, Pool, open_pool
 
 CALLER = Caller(uid=0, gid=0, umask=0o022, pid=1)
 Tree = dict[str, bytes | str | None]  # path -> content, "-> target", or None for a directory

@@ -15,7 +15,7 @@ from kvfuse.bench.__main__ import main
 from kvfuse.bench.clients import JobFailedError, measure
 from kvfuse.bench.jobs import MIB, Bounds, Job, Kind, Sample, all_jobs, chosen, quick_jobs, together
 from kvfuse.bench.results import Line
-from kvfuse.errors import ConfigError
+from kvfuse.core.errors import ConfigError
 from tests.mounting import Mounted, runnable_setups
 
 PROJECT = Path(__file__).resolve().parents[2]

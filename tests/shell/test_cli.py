@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvfuse.cli.group import cli
-from kvfuse.cli.output import human_bytes, printable
+from kvfuse.output import human_bytes, printable
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMANDS = [

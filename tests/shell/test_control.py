@@ -16,7 +16,7 @@ from kvfuse.control.client import CallError, call
 from kvfuse.control.messages import REQUEST_BYTES_MAX
 from kvfuse.control.rpc import ControlServer
 from kvfuse.control.service import ControlService, MountFacts
-from kvfuse.errors import KvfuseError, NotMountedError
+from kvfuse.core.errors import KvfuseError, NotMountedError
 
 
 class Shown:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse.pool import Pool
-from kvfuse.records import BLOCK_BYTES, ROOT_ID
+from kvfuse.core.records import BLOCK_BYTES, ROOT_ID
+from kvfuse.pool.pool import Pool
 from tests.disks import loop_disks
 from tests.shell.pools import (
     CALLER,
@@ -459,8 +459,8 @@ def test_judging_goes_on_where_it_was_killed(monkeypatch):
             put(pool, f"{number}.bin")
         box.close()
         with monkeypatch.context() as patch:
-            patch.setattr("kvfuse.homes._BATCH", 4)
-            patch.setattr("kvfuse.homes._judged", _dying(12))
+            patch.setattr("kvfuse.heart.homes._BATCH", 4)
+            patch.setattr("kvfuse.heart.homes._judged", _dying(12))
             with pytest.raises(RuntimeError):
                 box.open(box.every)
         box.pool = box.disks = None
@@ -473,7 +473,7 @@ def test_judging_goes_on_where_it_was_killed(monkeypatch):
 
 
 def _dying(after: int):
-    from kvfuse.homes import _judged as judged
+    from kvfuse.heart.homes import _judged as judged
 
     left = iter(range(after))
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvfuse.evictor import Evictor
-from kvfuse.pool import AttrChanges, Pool
-from kvfuse.records import ROOT_ID
-from kvfuse.tasks import Result, Trigger
+from kvfuse.cleaning.evictor import Evictor
+from kvfuse.core.records import ROOT_ID
+from kvfuse.pool.pool import AttrChanges, Pool
+from kvfuse.space.tasks import Result, Trigger
 from tests.disks import MIB, loop_disks
 from tests.shell.pools import CALLER, Box
 
@@ -285,7 +285,7 @@ def test_stale_files_go_first():
 
 def test_an_evictor_that_fails_comes_back(monkeypatch):
     """A step that raises, whatever it is, is taken again; nothing is lost but what was to go."""
-    from kvfuse import removal
+    from kvfuse.cleaning import removal
 
     real = removal.remove
     failures = iter(range(3))

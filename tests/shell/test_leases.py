@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvfuse.leases import FRESH_MAX, SPARES_MAX, Leases
+from kvfuse.space.leases import FRESH_MAX, SPARES_MAX, Leases
 
 TTL_S = 10.0
 KEPT_S = 1.0

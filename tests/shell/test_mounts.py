@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import doctor, mounts
+from kvfuse import doctor
 from kvfuse.control import registry
-from kvfuse.errors import BusyError, ConfigError, NotMountedError
-from kvfuse.notify import notify
-from kvfuse.stop import Stop, stop_on_signals
+from kvfuse.core.errors import BusyError, ConfigError, NotMountedError
+from kvfuse.supervision.notify import notify
+from kvfuse.system import mounts
+from kvfuse.system.stop import Stop, stop_on_signals
 
 PROJECT = Path(__file__).resolve().parents[2]
 MOUNTINFO = """\
@@ -146,7 +147,7 @@ def test_a_signal_says_the_wish_to_stop() -> None:
     """In a process of its own: signals belong to the process."""
     program = (
         "import os, signal, threading\n"
-        "from kvfuse.stop import Stop, stop_on_signals\n"
+        "from kvfuse.system.stop import Stop, stop_on_signals\n"
         "stop, heard = Stop(), threading.Event()\n"
         "stop_on_signals(stop, [signal.SIGTERM])\n"
         "stop.listen(heard.set)\n"

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kvfuse.pool import Pool
-from kvfuse.scanner import Scanner
+from kvfuse.pool.pool import Pool
+from kvfuse.scan.scanner import Scanner
 from tests.shell.pools import (
     boxed,
     commit,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import durability
-from kvfuse.catalog import MAP_BYTES
-from kvfuse.check import Kind
-from kvfuse.diskset import init_disk
-from kvfuse.pool import AttrChanges
+from kvfuse.catalog.catalog import MAP_BYTES
+from kvfuse.disks import durability
+from kvfuse.disks.diskset import init_disk
+from kvfuse.pool.check import Kind
+from kvfuse.pool.pool import AttrChanges
 from tests.shell.pools import (
     CALLER,
     Box,
@@ -345,7 +345,7 @@ def test_adopted_disk_brings_its_files():
 
 def test_scan_that_is_killed_goes_on_at_the_next_mount(monkeypatch):
     """What was taken in stays, what was not is scanned; nothing is taken for an old copy."""
-    from kvfuse.arrivals import Arrivals
+    from kvfuse.scan.arrivals import Arrivals
 
     with boxed() as box:
         seen = fill(box)

@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
-from kvfuse.carrier import Ground
-from kvfuse.check import Kind
-from kvfuse.chores import do_chore
-from kvfuse.intents import RenameDir, Unlink
-from kvfuse.pool import RENAME_EXCHANGE
-from kvfuse.records import ROOT_ID, carrier_bit
+from kvfuse.core.intents import RenameDir, Unlink
+from kvfuse.core.records import ROOT_ID, carrier_bit
+from kvfuse.disks.carrier import Ground
+from kvfuse.heart.chores import do_chore
+from kvfuse.pool.check import Kind
+from kvfuse.pool.pool import RENAME_EXCHANGE
 from tests.disks import loop_disks
 from tests.shell.pools import (
     CALLER,

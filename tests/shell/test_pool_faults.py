@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from kvfuse.check import Kind
+from kvfuse.pool.check import Kind
 from tests.shell.faults import error, make_faulty
 from tests.shell.pools import Box, Tree, boxed, tree
 from tests.shell.verbs import VERBS, Verb

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvfuse.check import Kind
+from kvfuse.pool.check import Kind
 from tests.shell.deaths import die_at
 from tests.shell.pools import Tree, boxed, files, tree
 from tests.shell.verbs import VERBS, Verb

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse.pool import RENAME_EXCHANGE, RENAME_NOREPLACE, AttrChanges, Pool
-from kvfuse.records import ROOT_ID, State
+from kvfuse.core.records import ROOT_ID, State
+from kvfuse.pool.pool import RENAME_EXCHANGE, RENAME_NOREPLACE, AttrChanges, Pool
 from tests.disks import loop_disks
 from tests.shell.pools import (
     CALLER,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfuse.pool import Pool
+from kvfuse.pool.pool import Pool
 from tests.shell.pools import (
     CALLER,
     Box,

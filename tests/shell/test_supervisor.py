@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse import fdstore, processes
-from kvfuse.fdstore import MESSAGE_BYTES_MAX, Channel, ChannelError, FdStore
-from kvfuse.restarts import Restarts
+from kvfuse.supervision import processes
+from kvfuse.supervision.restarts import Restarts
+from kvfuse.system import fdstore
+from kvfuse.system.fdstore import MESSAGE_BYTES_MAX, Channel, ChannelError, FdStore
 from tests.faultdisk import FaultDisk
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -26,8 +27,8 @@ WAIT_S = 60.0
 ALLOWED = "socket struct signal os select json time contextlib array runpy"
 RUN = """
 import sys
-from kvfuse.notify import kept
-from kvfuse.supervisor import Supervisor
+from kvfuse.supervision.notify import kept
+from kvfuse.supervision.supervisor import Supervisor
 directory, report_fd, check = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 sys.exit(Supervisor(
     task=b"the task", report_fd=report_fd, kept=kept(), check=check,
@@ -175,7 +176,7 @@ def test_a_supervisor_loads_little(tmp_path: Path) -> None:
         return set(done.stdout.split())
 
     bare = modules(f"import sys, {ALLOWED.replace(' ', ', ')}")
-    loaded = modules("import sys, kvfuse.supervisor")
+    loaded = modules("import sys, kvfuse.supervision.supervisor")
 
     ours = {name for name in loaded if name.partition(".")[0] == "kvfuse"}
     assert loaded - ours - bare == set()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfuse.errors import KvfuseError
-from kvfuse.takeover import check, formats
+from kvfuse.core.errors import KvfuseError
+from kvfuse.supervision.takeover import check, formats
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvfuse.pool import RENAME_EXCHANGE, AttrChanges, Pool
+from kvfuse.pool.pool import RENAME_EXCHANGE, AttrChanges, Pool
 from tests.shell.pools import (
     CALLER,
     commit,

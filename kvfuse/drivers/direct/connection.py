@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from kvfuse.core.errors import KvfuseError
 from kvfuse.drivers.direct.negotiation import Agreement
-from kvfuse.errors import KvfuseError
 
 FORMAT = 1
 

@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvfuse import routing
+from kvfuse.core import routing
+from kvfuse.core.records import Node
 from kvfuse.drivers.direct import abi, replies
 from kvfuse.drivers.direct.abi import Opcode
 from kvfuse.drivers.direct.names import caller_of, check_name
@@ -32,9 +33,8 @@ from kvfuse.drivers.direct.protocol import (
     Write,
 )
 from kvfuse.drivers.direct.replies import Timeouts
-from kvfuse.handletable import MEDIATED, UNDECIDED, OpenSlot
-from kvfuse.pool import Pool
-from kvfuse.records import Node
+from kvfuse.heart.handletable import MEDIATED, UNDECIDED, OpenSlot
+from kvfuse.pool.pool import Pool
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvfuse import syscalls
+from kvfuse.core.errors import KernelError
 from kvfuse.drivers.direct.protocol import supported
-from kvfuse.errors import KernelError
-from kvfuse.mounts import FSTYPE, mount_at
+from kvfuse.system import syscalls
+from kvfuse.system.mounts import FSTYPE, mount_at
 
 DEVICE = "/dev/fuse"
 _FUSERMOUNT = "fusermount3"

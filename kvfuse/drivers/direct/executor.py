@@ -14,7 +14,7 @@ from kvfuse.drivers.direct.contents import Contents, Reply
 from kvfuse.drivers.direct.names import Names
 from kvfuse.drivers.direct.protocol import WITHOUT_REPLY, Request
 from kvfuse.drivers.direct.resent import RESENT, Resent
-from kvfuse.state import Request as RequestName
+from kvfuse.heart.state import Request as RequestName
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Callable
 
+from kvfuse.core.records import NAME_BYTES_MAX, NO_DISK, Caller, DirEntry, Node, State
+from kvfuse.core.routing import is_temp
 from kvfuse.drivers.direct import abi, replies
 from kvfuse.drivers.direct.abi import Opcode
 from kvfuse.drivers.direct.protocol import (
@@ -24,9 +26,7 @@ from kvfuse.drivers.direct.protocol import (
     Symlink,
 )
 from kvfuse.drivers.direct.replies import Timeouts
-from kvfuse.pool import AttrChanges, Pool
-from kvfuse.records import NAME_BYTES_MAX, NO_DISK, Caller, DirEntry, Node, State
-from kvfuse.routing import is_temp
+from kvfuse.pool.pool import AttrChanges, Pool
 
 _BLOCK_BYTES = 4096  # unit of statfs
 

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 
 from kvfuse.drivers.direct import abi
-from kvfuse.handletable import MEDIATED, UNDECIDED, OpenSlot
+from kvfuse.heart.handletable import MEDIATED, UNDECIDED, OpenSlot
 
 log = logging.getLogger(__name__)
 

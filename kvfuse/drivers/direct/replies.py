@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvfuse.core.records import Node
 from kvfuse.drivers.direct.abi import KERNEL_MAJOR, Notify
-from kvfuse.records import Node
 
 _HEADER = "IiQ"  # fuse_out_header
 _ATTR = "QQQqqqIIIIIIIIII"  # fuse_attr: ino size blocks, times, their parts, mode nlink uid gid …

@@ -17,7 +17,7 @@ from kvfuse.drivers.direct.abi import Opcode
 from kvfuse.drivers.direct.contents import Contents, Reply
 from kvfuse.drivers.direct.protocol import Request, SetXattr
 from kvfuse.drivers.direct.replies import Timeouts
-from kvfuse.pool import Pool
+from kvfuse.pool.pool import Pool
 
 log = logging.getLogger(__name__)
 

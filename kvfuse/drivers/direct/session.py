@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvfuse.core.errors import KernelError
 from kvfuse.drivers.direct import abi, device, replies
 from kvfuse.drivers.direct.connection import Connection
 from kvfuse.drivers.direct.contents import Contents
@@ -26,9 +27,8 @@ from kvfuse.drivers.direct.protocol import Init, ProtocolError, parse
 from kvfuse.drivers.direct.replies import Timeouts
 from kvfuse.drivers.direct.resent import Resent
 from kvfuse.drivers.direct.targets import Targets
-from kvfuse.errors import KernelError
-from kvfuse.pool import Pool
-from kvfuse.stop import Stop
+from kvfuse.pool.pool import Pool
+from kvfuse.system.stop import Stop
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvfuse.drivers.direct.abi import OPCODES_MAX, Opcode
 from kvfuse.drivers.direct.protocol import Rename, Request
-from kvfuse.pool import Pool
+from kvfuse.pool.pool import Pool
 
 
 class Targets:

@@ -36,7 +36,7 @@ def _make(fates: Path) -> None:
     from kvfuse.drivers.direct.contents import Contents
     from kvfuse.drivers.direct.crew import Crew
     from kvfuse.drivers.direct.executor import Executor
-    from kvfuse.handletable import HandleTable
+    from kvfuse.heart.handletable import HandleTable
 
     execute, look, parsed = Executor.execute, Crew._look, Crew._parsed
     closing, opened = HandleTable.closing, Contents._opened

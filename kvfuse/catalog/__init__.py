@@ -1,0 +1,1 @@
+"""The catalog: names and records of the pool in LMDB."""

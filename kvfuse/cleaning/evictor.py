@@ -1,0 +1,296 @@
+"""Keeps one disk between its watermarks: measures it, condemns ahead of need, removes.
+
+Victims stand in a *line*: condemned early, removed late. As long as a disk is above its low
+watermark the line is kept as long as what will be written during a lease, so that room is there
+when it is needed; whoever is asked for meanwhile leaves it.
+
+Concurrency: one thread for each disk runs its evictor; ``ask`` and ``wake`` come from any thread.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from kvfuse.cleaning import removal
+from kvfuse.cleaning.line import Line
+from kvfuse.cleaning.patrol import Patrol
+from kvfuse.cleaning.removal import Unit
+from kvfuse.cleaning.selection import Selection
+from kvfuse.core import records
+from kvfuse.core.eviction import Need, Protection, Usage
+from kvfuse.heart.state import PoolState
+from kvfuse.space.tasks import Result, Task, Tasks, Trigger
+
+_log = logging.getLogger(__name__)
+
+BUSY_INTERVAL_S = 0.1
+IDLE_INTERVAL_S = 0.2
+RIPE_INTERVAL_S = 0.02
+BATCH = 32
+AHEAD_RATIO = 0.05  # of a disk: condemned at least, above the low watermark
+AHEAD_RATIO_MAX = 0.5
+UNSETTLED_RATIO = 0.02  # of a btrfs disk: written, and not in its own count yet
+_RATE_WINDOW_S = 2.0
+_RETURNS_S = {
+    "xfs": 0.5,
+    "btrfs": 1.0,
+}  # how long after an unlink a file system gives the room back
+
+
+class Evictor:
+    """The evictor of the disk with *number*."""
+
+    def __init__(self, state: PoolState, number: int, tasks: Tasks) -> None:
+        self._state = state
+        self._number = number
+        self._tasks = tasks
+        # It frees nothing, and counts nothing, before its transaction ends.
+        self._counts_late = state.carriers[number].disk.filesystem == "btrfs"
+        self._line = Line(state, number)
+        self._patrol = Patrol(state, number, tasks)
+        self._task: Task | None = None
+        self._asked: deque[tuple[Task, Selection]] = deque()
+        self._mutex = threading.Lock()
+        self._event = threading.Event()
+        self._rate = _Rate()
+        self._freed_bytes = 0  # by this evictor, ever
+        self._returning: deque[tuple[float, int]] = deque()
+
+    # -- from other threads
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._event.set()
+
+    def ask(self, task: Task, selection: Selection) -> Task:
+        """Do *task* after what is asked already; an equal one that waits or runs is returned."""
+        with self._mutex:
+            for other, _ in self._asked:
+                if (other.selection, other.dry_run) == (task.selection, task.dry_run):
+                    return other
+            self._asked.append((task, selection))
+        self._event.set()
+        return task
+
+    def ask_by_use(self) -> Task:
+        """Clean the disk down to its low watermark; a cleanup that does that already is joined."""
+        with self._mutex:
+            if self._task is None:
+                self._begin(Trigger.MANUAL)
+            task = self._task
+        self._event.set()
+        assert task is not None, "begun"
+        return task
+
+    # -- the thread
+
+    def run(self, stopping: threading.Event) -> None:
+        """Work until *stopping* is set and ``wake`` is called."""
+        wait_s = 0.0
+        while not stopping.is_set():
+            self._event.wait(wait_s)
+            self._event.clear()
+            if stopping.is_set():
+                return
+            try:
+                wait_s = self.tick()
+            except Exception as exc:  # noqa: BLE001 - whatever it was, the disk must not fill up
+                # A disk that fails says so each time; a bug is told with where it is.
+                _log.warning(
+                    "disk %s: cleanup: %s", self._state.slots[self._number].path, exc,
+                    exc_info=not isinstance(exc, OSError),
+                )  # fmt: skip
+                wait_s = 1.0
+
+    def tick(self) -> float:
+        """Do one step; return how long nothing is to be done, in seconds."""
+        state = self._state
+        slot = state.slots[self._number]
+        if not slot.health.readable:
+            return 1.0
+        usage = self._measure()
+        if usage is None or not slot.health.writable:
+            return 1.0
+        self._work_off_asked()
+        need = self._need(usage)
+        self._line.keep(self._ahead_bytes(usage, need))
+        self._patrol.step()
+        if not need:
+            return BUSY_INTERVAL_S if state.reservations.files(self._number) else IDLE_INTERVAL_S
+        return self._clean(need)
+
+    def _measure(self) -> Usage | None:
+        """Ask the disk for its room, and the files that are written for their size."""
+        state, number = self._state, self._number
+        for node_id in state.handles.written(number):
+            fd = state.handles.dup(node_id)
+            if fd is not None:
+                try:
+                    blocks = os.fstat(fd).st_blocks
+                finally:
+                    os.close(fd)
+                state.reservations.written(
+                    node_id, blocks * records.BLOCK_BYTES, is_counted=not self._counts_late
+                )
+        state.measure_room(number, is_settled=self._settle_writes())
+        state.leases.be_quiet(on=any(state.rooms.is_filling(n) for n in state.carriers))
+        state.leases.prune()
+        usage = state.rooms.usage(number)
+        if usage is not None:
+            self._rate.note(time.monotonic(), usage.used_bytes + self._freed_bytes)
+        return usage
+
+    def _settle_writes(self) -> bool:
+        """See to it that a measurement covers what was written before; whether it does now."""
+        disk, rooms = self._state.carriers[self._number].disk, self._state.rooms
+        if not self._counts_late:
+            return True
+        largest_bytes = rooms.largest_bytes(self._number)
+        ended_bytes = self._state.reservations.ended(self._number)
+        if largest_bytes is None or ended_bytes <= largest_bytes * UNSETTLED_RATIO:
+            return False
+        with self._state.on(self._number):
+            disk.sync()
+        return True
+
+    # -- how much
+
+    def _need(self, usage: Usage) -> Need:
+        """Return what has to go now; begins and ends the task that says so."""
+        state, number = self._state, self._number
+        marks = state.rooms.watermarks
+        need = marks.need(usage).less(self._unreturned_bytes(), 0)
+        short_bytes = state.rooms.short(number)
+        if short_bytes:
+            need = Need(max(need.size_bytes, short_bytes), max(need.inodes, 1))
+        promised_bytes = state.reservations.unwritten(number)
+        with self._mutex:
+            if self._task is None and need:
+                if short_bytes:
+                    self._begin(Trigger.FULL)
+                elif marks.exceeded(usage, promised_bytes):
+                    self._begin(Trigger.WATERMARK)
+        if self._task is not None and not need:
+            self._end(Result.DONE)
+        return need if self._task is not None else Need()
+
+    def _begin(self, trigger: Trigger) -> None:
+        self._task = self._tasks.make(self._number, trigger)
+        self._task.result = Result.RUNNING
+
+    def _end(self, result: Result, reason: str = "") -> None:
+        with self._mutex:
+            task, self._task = self._task, None
+        if task is not None:
+            self._tasks.end(task, result, reason)
+            _log.info(
+                "disk %s: task %d (%s): %s, %d files, %d bytes%s",
+                self._state.slots[self._number].path, task.id, task.trigger, result, task.files,
+                task.size_bytes, f" ({reason})" if reason else "",
+            )  # fmt: skip
+
+    def _unreturned_bytes(self) -> int:
+        now_s = time.monotonic()
+        while self._returning and self._returning[0][0] <= now_s:
+            self._returning.popleft()
+        return sum(size_bytes for _, size_bytes in self._returning)
+
+    def _ahead_bytes(self, usage: Usage, need: Need) -> int:
+        """Return how much is to be condemned: what has to go, and what will have to soon."""
+        state = self._state
+        if not need and not state.rooms.is_filling(self._number):
+            return 0
+        written_bytes = int(self._rate.per_s * state.leases.silence_s)
+        ahead_bytes = max(int(AHEAD_RATIO * usage.capacity_bytes), written_bytes)
+        most_bytes = int(AHEAD_RATIO_MAX * usage.capacity_bytes)
+        return need.size_bytes + min(ahead_bytes, most_bytes)
+
+    # -- removing
+
+    def _clean(self, need: Need) -> float:
+        """Remove what is ripe, a batch; return when to go on."""
+        assert self._task is not None, "there is a need"
+        state, task = self._state, self._task
+        began_s = time.monotonic()
+        units = self._line.take_ripe(need, BATCH)
+        if not units:
+            if self._line.is_exhausted and not self._line:
+                state.rooms.give_up(self._number)
+                self._end(Result.SHORT, "everything else is in use, leased or pinned")
+                return BUSY_INTERVAL_S
+            return RIPE_INTERVAL_S
+        self._remove(units, task)
+        busy_s = time.monotonic() - began_s
+        # Reads come first, unless somebody waits for room.
+        return 0.0 if task.trigger is Trigger.FULL else min(busy_s, RIPE_INTERVAL_S)
+
+    def _remove(self, units: list[Unit], task: Task) -> None:
+        state = self._state
+        removed = removal.remove(state, units, f"task {task.id} ({task.trigger})")
+        for unit, protection in removed.kept:
+            task.skipped[protection.value] += 1
+            if protection is Protection.IN_USE:
+                for node_id in unit.ids:
+                    state.leases.spare(node_id)
+        self._line.went(removed.gone)
+        size_bytes = sum(unit.size_bytes for unit in removed.gone)
+        self._tasks.count(task, sum(len(unit.nodes) for unit in removed.gone), size_bytes)
+        self._give_back(size_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        """See to it that a measurement counts what was removed."""
+        self._freed_bytes += size_bytes
+        disk = self._state.carriers[self._number].disk
+        if self._counts_late:
+            with contextlib.suppress(OSError), self._state.on(self._number):
+                disk.sync()
+        returns_s = _RETURNS_S.get(disk.filesystem or "")
+        if returns_s is not None and size_bytes:
+            self._returning.append((time.monotonic() + returns_s, size_bytes))
+
+    # -- what was asked for
+
+    def _work_off_asked(self) -> None:
+        """Do the next step of the oldest cleanup somebody asked for."""
+        with self._mutex:
+            if not self._asked:
+                return
+            task, selection = self._asked[0]
+        task.result = Result.RUNNING
+        try:
+            is_over = selection.step(self._remove_of(task))
+        except Exception as exc:
+            with self._mutex:
+                self._asked.popleft()
+            self._tasks.end(task, Result.FAILED, str(exc))
+            raise
+        if is_over:
+            with self._mutex:
+                self._asked.popleft()
+            self._tasks.end(task, selection.result)
+        else:
+            self._event.set()
+
+    def _remove_of(self, task: Task) -> Callable[[list[Unit]], None]:
+        return lambda units: self._remove(units, task)
+
+
+class _Rate:
+    """How fast a disk is written, in bytes a second, of late."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self.per_s = 0.0
+
+    def note(self, now_s: float, written_bytes: int) -> None:
+        """So much was written until now, ever."""
+        self._seen.append((now_s, written_bytes))
+        while self._seen[0][0] < now_s - _RATE_WINDOW_S and len(self._seen) > 2:
+            self._seen.popleft()
+        first_s, first_bytes = self._seen[0]
+        if now_s > first_s:
+            self.per_s = max(0.0, (written_bytes - first_bytes) / (now_s - first_s))

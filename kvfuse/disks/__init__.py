@@ -1,0 +1,1 @@
+"""The disks of a pool: which they are, and safe access to what lies on them."""

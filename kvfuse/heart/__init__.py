@@ -1,0 +1,1 @@
+"""What all verbs share: state, locks, open files, and the two sides of a change."""

@@ -1,0 +1,1 @@
+"""The pool as a whole: brought up, kept in order, reported, checked."""

@@ -1,0 +1,1 @@
+"""Reading disks whose contents the catalog does not know for sure."""

@@ -1,0 +1,1 @@
+"""Who may use the room of the disks, and who may go from them."""

@@ -1,0 +1,1 @@
+"""What outlives the server of a mount and starts the next one."""

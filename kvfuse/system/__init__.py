@@ -1,0 +1,1 @@
+"""What the operating system gives: calls Python has not, mounts, signals, logs."""
