@@ -18,6 +18,7 @@ from kvfuse.core.eviction import MAIN
 from kvfuse.core.intents import (
     Chore,
     Intent,
+    Unlink,
     moves_paths,
     pack,
     unpack_chore,
@@ -238,6 +239,19 @@ class Txn:
     def chores(self, disk: int, limit: int) -> list[tuple[int, Chore]]:
         """Return the oldest *limit* (number, chore) of the backlog of *disk*."""
         return list(itertools.islice(self._backlog(disk), limit))
+
+    def last_chore(self, disk: int) -> int:
+        """Return the number of the newest chore of *disk*, 0 without any."""
+        cursor = self._txn.cursor(db=self._db[b"chores"])
+        found = cursor.set_range(_CHORE_KEY.pack(disk + 1, 0))
+        if not (cursor.prev() if found else cursor.last()):
+            return 0
+        number_disk, number = _CHORE_KEY.unpack(cursor.key())
+        return number if number_disk == disk else 0
+
+    def is_settled(self, disk: int) -> bool:
+        """Whether all directories are on *disk* as the records say; files may still have to go."""
+        return all(isinstance(chore, Unlink) for _, chore in self._backlog(disk))
 
     def _backlog(self, disk: int) -> Iterator[tuple[int, Chore]]:
         cursor = self._txn.cursor(db=self._db[b"chores"])

@@ -6,8 +6,9 @@ decided in the catalog and written down there as a *chore* of the disk; chores a
 by whoever next needs a path on that disk, or by the pool's upkeep.
 
 Concurrency: one mutex for each disk, held during its I/O, so that a hung disk delays only itself.
-A path is resolved in the same catalog view in which the backlog was empty: the disk then looks as
-that view says. Descriptors are cached by directory id and stay right when a carrier is renamed.
+A path is resolved in a catalog view in which the backlog has nothing on directories: they are then
+on the disk as that view says. Descriptors are cached by directory id and stay right when a carrier
+is renamed.
 """
 
 import contextlib
@@ -191,7 +192,7 @@ class Carriers:
         """Return the records from below the root down to *dir_id*, with nothing left to do."""
         while True:
             with self._catalog.read() as txn:
-                if not txn.chores(self.number, 1):
+                if txn.is_settled(self.number):
                     chain: list[Node] = []
                     while dir_id != records.ROOT_ID:
                         node = txn.node(dir_id)
@@ -247,11 +248,16 @@ class Carriers:
     # -- the backlog
 
     def _drain(self) -> bool:
-        """Do all chores in order; called with the mutex held."""
+        """Do all chores there are now, in order; called with the mutex held.
+
+        Those that come meanwhile are left to others: who drains must come to an end.
+        """
         did_any = False
+        with self._catalog.read() as txn:
+            last = txn.last_chore(self.number)
         while True:
             with self._catalog.read() as txn:
-                chores = txn.chores(self.number, _BATCH)
+                chores = [item for item in txn.chores(self.number, _BATCH) if item[0] <= last]
             if not chores:
                 return did_any
             did_any = True

@@ -24,11 +24,10 @@ from kvfuse.catalog.todo import Arriving
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core import eviction, placement, records
 from kvfuse.core.admission import Kind, kind_of
-from kvfuse.core.eviction import Pins, Watermarks
 from kvfuse.core.health import Health, fault_of
 from kvfuse.core.intents import Intent, disks_of
 from kvfuse.core.records import Node
-from kvfuse.core.routing import TempPattern, routing_name
+from kvfuse.core.routing import routing_name
 from kvfuse.core.topology import Topology
 from kvfuse.disks import durability
 from kvfuse.disks.disk import Disk
@@ -39,6 +38,7 @@ from kvfuse.heart.handles import Handles
 from kvfuse.heart.handletable import HandleTable
 from kvfuse.heart.inflight import Inflight
 from kvfuse.heart.locks import KeyedLocks
+from kvfuse.heart.rules import Rules
 from kvfuse.space.ghosts import Ghosts
 from kvfuse.space.leases import Leases
 from kvfuse.space.reservations import Reservations
@@ -47,26 +47,8 @@ from kvfuse.space.room import Rooms
 _log = logging.getLogger(__name__)
 
 _PATHS_MAX = 65536
+_CHORES_FEW = 16  # a backlog that nobody who changes directories has to help with
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The configured policy the verbs follow."""
-
-    policy: placement.Policy
-    serve_displaced: bool
-    temp_dirs: frozenset[bytes]
-    temp_patterns: Sequence[TempPattern]
-    reserve_bytes: Callable[[int], int]  # capacity of a disk -> bytes never handed out
-    op_timeout_s: float
-    watermarks: Watermarks
-    lease_ttl_s: float
-    temp_max_age_s: float
-    pins: Pins
-    eviction: str  # the policy's name
-    stale_first: bool
-    counts_evictable: bool  # statfs calls available what would be evicted
 
 
 class Keeper(Protocol):
@@ -435,6 +417,20 @@ class PoolState:
                 txn.drop_intent(number)
             raise
         return number
+
+    def relieve(self) -> None:
+        """Help disks that have much to do with directories, before more is added.
+
+        Who adds faster than a disk can follow would keep everybody waiting who needs a path there.
+        """
+        for number, slot in self.slots.items():
+            if number not in self.carriers or not slot.health.writable:
+                continue
+            with self.catalog.read() as txn:
+                is_behind = len(txn.chores(number, _CHORES_FEW + 1)) > _CHORES_FEW
+            if is_behind:
+                with contextlib.suppress(OSError), self.on(number) as carriers:
+                    carriers.drain()
 
     def leave(self, number: int, intent: Intent) -> None:
         """Leave an intent to the upkeep: a disk could not say what became of it."""

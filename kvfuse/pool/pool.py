@@ -28,7 +28,8 @@ from kvfuse.core.records import NO_DISK, DirEntry
 from kvfuse.disks.diskset import DiskSet
 from kvfuse.heart.handletable import HandleTable, OpenSlot
 from kvfuse.heart.homes import judge_homes
-from kvfuse.heart.state import Keeper, Outliving, PoolState, Rules
+from kvfuse.heart.rules import Rules
+from kvfuse.heart.state import Keeper, Outliving, PoolState
 from kvfuse.pool.recovery import recover
 from kvfuse.pool.report import Report, StatFs
 from kvfuse.pool.resume import restore_handles, write_facts

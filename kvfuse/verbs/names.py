@@ -359,6 +359,7 @@ class Names:
         if seen is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         state.arrive_all(seen[0])
+        state.relieve()
         with (
             state.locks.hold((parent, name), seen[0], shared=(parent,)),
             state.catalog.write() as txn,

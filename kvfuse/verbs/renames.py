@@ -51,13 +51,15 @@ class Renames:
         raise OSError(errno.EIO, "the names were changed again and again")
 
     def _try(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> bool:
-        """Rename; False when somebody changed a name before it was locked."""
+        """Rename; False when a directory came to one of the names before it was locked."""
         state = self._state
         with state.catalog.read() as txn:
             seen = txn.entry(parent, name), txn.entry(new_parent, new_name)
         if seen[1] is not None and stat.S_ISDIR(seen[1][2]):
             state.arrive_all(seen[1][0])
         has_dir = any(entry is not None and stat.S_ISDIR(entry[2]) for entry in seen)
+        if has_dir:
+            state.relieve()
         if has_dir and not self._tree.acquire(timeout=state.rules.op_timeout_s):
             raise OSError(errno.EIO, "another directory rename does not end")
         try:
@@ -90,7 +92,7 @@ class Renames:
             source, target = self._look(parent, name, new_parent, new_name)
             if source is None or (flags & RENAME_EXCHANGE and target is None):
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if _differs(source, seen[0]) or _differs(target, seen[1]):
+            if _is_another_dir(source, seen[0]) or _is_another_dir(target, seen[1]):
                 return False
             if target is not None and target.id == source.id:
                 return True
@@ -318,11 +320,9 @@ class Renames:
         carriers.at(place[0], lambda fd: carriers.disk.write_label_at(fd, place[1], value))
 
 
-def _differs(node: Node | None, seen: _Entry | None) -> bool:
-    """Whether what is locked is another than was seen, and so may need other locks.
+def _is_another_dir(node: Node | None, seen: _Entry | None) -> bool:
+    """Whether what is locked is a directory that was not seen, and so needs locks not taken.
 
-    A file on a disk that is away is seen, but not found: that needs none.
+    Files need none: many that replace one name all the time would never find what they saw.
     """
-    if node is None:
-        return seen is not None and stat.S_ISDIR(seen[2])
-    return seen is None or node.id != seen[0]
+    return node is not None and node.is_dir and (seen is None or node.id != seen[0])

@@ -126,10 +126,12 @@ def test_a_scan_does_not_push_out_what_is_used_with_s3fifo():
                 pool._state.accesses.flush()
             for number in range(3 * DISK // SIZE):
                 put(pool, b"s%d" % number)
+                # Paced: were all that is new leased, the main queue would have to give, too.
+                until(lambda: fill_of(pool) <= 0.9)
             kept[policy] = sum(there(pool, b"u%d" % number) for number in range(8))
             box.check()
     assert kept["lru"] == 0
-    assert kept["s3fifo"] >= 5  # when all that is new is leased, the main queue has to give, too
+    assert kept["s3fifo"] >= 6
 
 
 def test_a_file_asked_for_each_moment_is_spared_three_times():
