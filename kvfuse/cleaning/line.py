@@ -76,7 +76,7 @@ class Line:
                     continue
                 verdict = self._state.order.judge(entry)
                 if not verdict.evict and not node.is_stale:
-                    moved.append(node._replace(flags=records.with_hits(node.flags, verdict.hits)))
+                    moved.append(node.replace(flags=records.with_hits(node.flags, verdict.hits)))
                     continue
                 self._consider(txn, node)
                 if self._size_bytes >= wanted_bytes:
@@ -187,7 +187,7 @@ class Line:
                 if now is not None and now.is_evictable and now.access == node.access:
                     place = self._state.generation() | MAIN
                     flags = records.with_hits(now.flags, records.hits_of(node.flags))
-                    txn.put_node(now._replace(access=place, flags=flags), now)
+                    txn.put_node(now.replace(access=place, flags=flags), now)
 
     # -- condemning
 

@@ -9,6 +9,7 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
 
+import msgspec
 from blake3 import blake3
 
 FORMAT = 1
@@ -35,7 +36,7 @@ RESIDENT = 2  # at home where it lies: its temp name did not say where it would 
 _HITS_SHIFT, HITS_BITS = 4, 0x30  # in the flags: uses, as an eviction policy counts them
 
 
-class Node(NamedTuple):
+class Node(msgspec.Struct, frozen=True, gc=False):
     """One file, directory or symlink: everything LOOKUP and GETATTR answer, plus where it lies.
 
     *parent* and *name* are one of its names (the first; further hard links are kept apart), *disk*
@@ -61,6 +62,10 @@ class Node(NamedTuple):
     access: int
     parent: int
     name: bytes
+
+    def replace(self, **changes: int | bytes) -> "Node":
+        """Return this record with other values in some fields."""
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def is_dir(self) -> bool:
@@ -135,7 +140,7 @@ def unpack_id(key: bytes) -> int:
 
 def pack_node(node: Node) -> bytes:
     """Return the value stored under ``pack_id(node.id)``."""
-    return _NODE.pack(*node[1:-1]) + node[-1]  # the fields in their order
+    return _NODE.pack(*msgspec.structs.astuple(node)[1:-1]) + node.name  # the fields in their order
 
 
 def unpack_node(node_id: int, value: bytes) -> Node:
@@ -145,7 +150,7 @@ def unpack_node(node_id: int, value: bytes) -> Node:
         ValueError: the value is shorter than a record.
     """
     try:
-        return _new(Node, (node_id, *_NODE.unpack_from(value), value[_NODE_BYTES:]))
+        return Node(*(node_id, *_NODE.unpack_from(value), value[_NODE_BYTES:]))
     except struct.error:
         raise ValueError(
             f"node {node_id}: record of {len(value)} bytes, need {_NODE_BYTES}"

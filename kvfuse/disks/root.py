@@ -146,6 +146,10 @@ class Root:
         Raises:
             OSError: ENOENT also when the name is no regular file of this disk.
         """
+        return self.open_found(dir_fd, name, flags)[0]
+
+    def open_found(self, dir_fd: int, name: bytes, flags: int) -> tuple[int, os.stat_result]:
+        """Open as :meth:`open`; return the attributes of what was opened as well."""
         flags = (flags & OPEN_KEPT) | _OPEN_ADDED
         try:
             fd = self._open_file(dir_fd, name, flags)
@@ -162,7 +166,7 @@ class Root:
         except OSError:
             os.close(fd)
             raise
-        return fd
+        return fd, found
 
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
         """Return the attributes of *name* itself, symlink or not."""
@@ -179,8 +183,9 @@ class Root:
     def _open_file(self, dir_fd: int, name: bytes, flags: int) -> int:
         for _ in range(_LEASE_RETRIES):
             try:
-                if self.use_openat2:
+                if self.use_openat2 and (b"/" in name or not self._check_file_device):
                     return syscalls.openat2(dir_fd, name, flags, _RESOLVE)
+                # Of one part there is nothing to resolve, and another mount shows its device.
                 return os.open(name, flags, dir_fd=dir_fd)
             except BlockingIOError:  # a lease is being broken, and O_NONBLOCK does not wait
                 time.sleep(_LEASE_RETRY_S)

@@ -52,5 +52,5 @@ class Accesses:
                         node.access, records.hits_of(node.flags), number
                     )
                     flags = records.with_hits(node.flags, hits)
-                    used = node._replace(atime_ns=atime_ns, access=place, flags=flags)
+                    used = node.replace(atime_ns=atime_ns, access=place, flags=flags)
                     txn.put_node(used, node)

@@ -241,7 +241,7 @@ class Carriers:
                 raise FileNotFoundError(errno.ENOENT, "the directory is gone")
             if txn.path(dir_id) != path:
                 raise _MovedError
-            noted = node._replace(ino=node.ino | bit)
+            noted = node.replace(ino=node.ino | bit)
             txn.put_node(noted, node)
             return noted
 

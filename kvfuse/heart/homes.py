@@ -70,4 +70,4 @@ def _judged(state: PoolState, node: Node) -> Node:
     flags = node.flags & ~records.STALE
     if not flags & records.RESIDENT and is_elsewhere(state, (node.parent, node.name), node.disk):
         flags |= records.STALE
-    return node if flags == node.flags else node._replace(flags=flags)
+    return node if flags == node.flags else node.replace(flags=flags)

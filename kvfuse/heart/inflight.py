@@ -19,6 +19,8 @@ _SLOT = struct.Struct("<IH")  # thread id, disk number + 1 (0: at work on none)
 
 class _Own(threading.local):
     offset = -1
+    thread = 0  # to ask the kernel for it each time takes longer than the rest
+    entered = 0
 
 
 class Inflight:
@@ -44,13 +46,17 @@ class Inflight:
         if own.offset < 0:
             # More threads than slots share one: then a disk is believed busy too long, no worse.
             own.offset = (next(self._numbers) % SLOTS) * _SLOT.size
-        before: int = _SLOT.unpack_from(self._data, own.offset)[1]
-        _SLOT.pack_into(self._data, own.offset, threading.get_native_id(), disk + 1)
+            own.thread = threading.get_native_id()
+        before = own.entered
+        own.entered = disk + 1
+        _SLOT.pack_into(self._data, own.offset, own.thread, disk + 1)
         return before
 
     def leave(self, before: int) -> None:
         """Note that the work is done."""
-        _SLOT.pack_into(self._data, self._own.offset, threading.get_native_id(), before)
+        own = self._own
+        own.entered = before
+        _SLOT.pack_into(self._data, own.offset, own.thread, before)
 
     def disk_of(self, thread: int) -> int | None:
         """Return the disk a thread, by its native id, works on now; None when it asks none."""

@@ -84,10 +84,10 @@ def forget_name(txn: Txn, parent: int, name: bytes, node: Node, now_ns: int) -> 
     txn.drop_entry(parent, name, entry[1])
     if node.nlink <= 1:
         txn.drop_node(node)
-        return node._replace(nlink=0, ctime_ns=now_ns)
-    left = node._replace(nlink=node.nlink - 1, ctime_ns=now_ns)
+        return node.replace(nlink=0, ctime_ns=now_ns)
+    left = node.replace(nlink=node.nlink - 1, ctime_ns=now_ns)
     if (node.parent, node.name) == (parent, name):
-        left = left._replace(parent=(link := txn.links(node.id)[0])[0], name=link[1])
+        left = left.replace(parent=(link := txn.links(node.id)[0])[0], name=link[1])
         txn.drop_link(node.id, *link)
     else:
         txn.drop_link(node.id, parent, name)
@@ -167,7 +167,7 @@ def swap_names(
     for (old, new), entry in (((a, b), entry_a), ((b, a), entry_b)):
         node = txn.node(entry[0])
         assert node is not None, "a name stands for a record"
-        moved = _renamed(txn, node, old, new)._replace(
+        moved = _renamed(txn, node, old, new).replace(
             ctime_ns=now_ns, generation=(generations or {}).get(node.id, node.generation)
         )
         txn.put_node(moved, node)
@@ -178,7 +178,7 @@ def swap_names(
 
 def _renamed(txn: Txn, node: Node, old: tuple[int, bytes], new: tuple[int, bytes]) -> Node:
     if (node.parent, node.name) == old:
-        return node._replace(parent=new[0], name=new[1])
+        return node.replace(parent=new[0], name=new[1])
     txn.drop_link(node.id, *old)
     txn.put_link(node.id, *new)
     return node
@@ -237,4 +237,4 @@ def carry_to(state: PoolState, txn: Txn, disks: Iterable[int], dir_id: int) -> N
                 txn.put_chore(disk, state.next_id(), chore)
                 bits |= bit
         if bits != node.ino:
-            txn.put_node(node._replace(ino=bits), node)
+            txn.put_node(node.replace(ino=bits), node)

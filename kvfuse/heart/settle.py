@@ -123,13 +123,13 @@ def finish_move(
             loser, chore = namespace.drop_name(state, txn, *new, target, on_disk=elsewhere)
             namespace.keep_open(state, txn, loser)
             woken = [target.disk] if chore else []
-        moved = namespace.move_name(txn, source, old, new)._replace(
+        moved = namespace.move_name(txn, source, old, new).replace(
             size=found.st_size, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
             ctime_ns=state.now_ns(), generation=intent.generation,
             state=State.PENDING if pending else State.COMMITTED,
             flags=namespace.moved_flags(state, source, intent.name),
         )  # fmt: skip
-        moved = moved._replace(access=state.place(moved, intent.generation))
+        moved = moved.replace(access=state.place(moved, intent.generation))
         txn.put_node(moved, source)
         for directory in {intent.parent, intent.new_parent}:
             state.touch_dir(txn, directory, moved.ctime_ns)
@@ -257,7 +257,7 @@ def finish_link(state: PoolState, intent: Link, number: int) -> Node | None:
         if old is not None and state.visible(old):
             return None
         namespace.hide_away(state, txn, intent.parent, intent.name)
-        linked = node._replace(nlink=node.nlink + 1, ctime_ns=state.now_ns())
+        linked = node.replace(nlink=node.nlink + 1, ctime_ns=state.now_ns())
         txn.put_node(linked, node)
         txn.put_link(node.id, intent.parent, intent.name)
         txn.put_entry(intent.parent, intent.name, linked, state.next_id())

@@ -148,7 +148,7 @@ def _as_finished(state: PoolState, node: Node) -> Node | None:
         return None
     if label is None or label.id != node.id or label.flags & records.LABEL_PENDING:
         return None
-    return node._replace(
+    return node.replace(
         state=State.COMMITTED, generation=label.generation,
         access=max(node.access, label.generation), size=found.st_size,
         blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,

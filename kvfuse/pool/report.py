@@ -230,7 +230,7 @@ def _shown_child(state: PoolState, txn: Txn, parent: int, name: bytes) -> Node |
     node = txn.child(parent, name)
     if node is None or state.visible(node):
         return node
-    return node if node.is_stale and state.visible(node._replace(flags=0)) else None
+    return node if node.is_stale and state.visible(node.replace(flags=0)) else None
 
 
 def _why(node: Node, disk_id: str, owner: str | None) -> str:

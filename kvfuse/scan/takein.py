@@ -149,10 +149,10 @@ class TakeIn:
 
     def _carrier_again(self, txn: Txn, node: Node, below: Below) -> None:
         """A carrier of a directory that is known: of this disk too, perhaps with a newer owner."""
-        now = node._replace(ino=node.ino | records.carrier_bit(self.terms.number))
+        now = node.replace(ino=node.ino | records.carrier_bit(self.terms.number))
         if below.generation > node.generation and not self.terms.stale:
             mode = stat.S_IFDIR | (below.mode & 0o7777)
-            now = now._replace(
+            now = now.replace(
                 mode=mode, uid=below.uid, gid=below.gid, generation=below.generation
             )  # fmt: skip
         if now != node:
@@ -330,7 +330,7 @@ class TakeIn:
                 return linked
             node = file_node(self.terms.number, place, sight.stat, label, self._free_id(txn, label))
             if is_stale:
-                node = node._replace(flags=node.flags | records.STALE)
+                node = node.replace(flags=node.flags | records.STALE)
             txn.put_node(node, None)
             txn.put_entry(*place, node, self._cookie(txn, node))
             return node
@@ -354,7 +354,7 @@ class TakeIn:
         node = txn.node(sight.label.id)
         if node is None or not self._is_same(node, sight):
             return None
-        linked = node._replace(nlink=node.nlink + 1)
+        linked = node.replace(nlink=node.nlink + 1)
         txn.put_node(linked, node)
         txn.put_link(node.id, *place)
         txn.put_entry(*place, linked, self._state.next_id())

@@ -256,7 +256,7 @@ class Attributes:
         with self._state.catalog.write() as txn:
             node = txn.node(node_id)
             if node is not None:
-                txn.put_node(node._replace(ctime_ns=self._state.now_ns()), node)
+                txn.put_node(node.replace(ctime_ns=self._state.now_ns()), node)
 
 
 def _changed(node: Node, changes: AttrChanges, now_ns: int, bits: int) -> Node:
@@ -264,7 +264,7 @@ def _changed(node: Node, changes: AttrChanges, now_ns: int, bits: int) -> Node:
     mode = node.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(node.mode) | (changes.mode & bits)
-    return node._replace(
+    return node.replace(
         mode=mode,
         uid=node.uid if changes.uid is None else changes.uid,
         gid=node.gid if changes.gid is None else changes.gid,

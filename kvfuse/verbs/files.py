@@ -48,7 +48,7 @@ class Files:
             if node.state == State.PENDING and (found := self._unsettled.get(node.id)):
                 node = _with_stat(node, found)
         atime_ns = state.accesses.get(node.id)
-        return node if atime_ns is None else node._replace(atime_ns=atime_ns)
+        return node if atime_ns is None else node.replace(atime_ns=atime_ns)
 
     def _ask(self, inode: OpenInode) -> None:
         """Let an open file's disk say its size and times."""
@@ -111,7 +111,7 @@ class Files:
             if any(speaks_of(said, node.disk, node.ino, place) for _, said in txn.intents()):
                 return False  # a rename of it is not settled: it may be at its other name
             namespace.drop_file(state, txn, now)
-            namespace.keep_open(state, txn, now._replace(nlink=0))
+            namespace.keep_open(state, txn, now.replace(nlink=0))
         state.wake([node.disk])
         return True
 
@@ -146,7 +146,9 @@ class Files:
         try:
             with state.on(node.disk) as carriers:
                 disk = carriers.disk
-                fd = carriers.at(node.parent, lambda dir_fd: disk.open(dir_fd, node.name, access))
+                fd, found = carriers.at(
+                    node.parent, lambda dir_fd: disk.open_found(dir_fd, node.name, access)
+                )
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -154,7 +156,6 @@ class Files:
             if not writable and fault_of(exc.errno or 0) in (Fault.IO, Fault.GONE):
                 raise OSError(errno.ENOENT, "the disk of the file failed") from exc
             raise
-        found = os.fstat(fd)
         if found.st_ino != node.ino or self._is_torn(node, found):
             os.close(fd)
             return None
@@ -241,7 +242,7 @@ class Files:
             before = txn.node(node.id)
             if before is None:
                 return
-            pending = before._replace(state=State.PENDING, generation=generation)
+            pending = before.replace(state=State.PENDING, generation=generation)
             txn.put_node(pending, before)
         try:
             _write_label(disk, fd, pending)
@@ -259,7 +260,7 @@ class Files:
         if gone:
             inode = self._state.handles.inode(file.id)
             if inode is not None and inode.node is None:
-                orphan = node._replace(nlink=0)
+                orphan = node.replace(nlink=0)
                 with self._state.catalog.write() as txn:
                     namespace.keep_open(self._state, txn, orphan)
                 self._state.handles.orphan(orphan)
@@ -312,7 +313,7 @@ class Files:
             return
         found = os.fstat(fd)
         generation = state.generation(node.generation)
-        done = _with_stat(node, found)._replace(state=State.COMMITTED, generation=generation)
+        done = _with_stat(node, found).replace(state=State.COMMITTED, generation=generation)
         # Until it is recorded it is served as it is; the next mount asks its label.
         self._unsettled[node_id] = found
         _write_label(state.disk(node.disk), fd, done)
@@ -321,8 +322,8 @@ class Files:
             if now is not None:
                 place = state.place(now, generation)
                 # From *now*: an exchange may have given it another name meanwhile.
-                done = _with_stat(now, found)._replace(state=State.COMMITTED, generation=generation)
-                txn.put_node(done._replace(access=place), now)
+                done = _with_stat(now, found).replace(state=State.COMMITTED, generation=generation)
+                txn.put_node(done.replace(access=place), now)
         self._unsettled.pop(node_id, None)
         state.reservations.finished(node_id, found.st_blocks * BLOCK_BYTES)
         if not node.access:
@@ -439,11 +440,11 @@ def _is_same(now: Node, before: Node) -> bool:
 
 def _as_stored(node: Node) -> Node:
     """Return a record without what its uses change."""
-    return node._replace(access=0, atime_ns=0, flags=node.flags & ~HITS_BITS)
+    return node.replace(access=0, atime_ns=0, flags=node.flags & ~HITS_BITS)
 
 
 def _with_stat(node: Node, found: os.stat_result) -> Node:
-    return node._replace(
+    return node.replace(
         size=found.st_size,
         blocks=found.st_blocks,
         mtime_ns=found.st_mtime_ns,

@@ -102,7 +102,7 @@ class Names:
                 if namespace.visible_child(state, txn, parent, name) is not None:
                     raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
             fresh = self._fresh(directory, name, stat.S_IFLNK | 0o777, caller)
-            fresh = fresh._replace(state=State.COMMITTED, size=len(target))
+            fresh = fresh.replace(state=State.COMMITTED, size=len(target))
             return self._on_candidates(fresh, lambda node: self._symlink_on(node, target))
 
     def _fresh(self, directory: Node, name: bytes, mode: int, caller: Caller) -> Node:
@@ -123,7 +123,7 @@ class Names:
         failure: OSError | None = None
         for number in self._state.candidates(fresh.parent, fresh.name):
             try:
-                return make(fresh._replace(disk=number))
+                return make(fresh.replace(disk=number))
             except OSError as exc:
                 # The next candidate helps against what the disk says of itself, nothing else.
                 if exc.errno is None or fault_of(exc.errno) is None:
@@ -157,7 +157,7 @@ class Names:
                 )
                 disk.write_label(fd, self._label(node))
                 found = disk.fstat(fd)
-            made = node._replace(
+            made = node.replace(
                 ino=found.st_ino, blocks=found.st_blocks, mtime_ns=found.st_mtime_ns,
                 ctime_ns=found.st_ctime_ns,
             )  # fmt: skip
@@ -186,7 +186,7 @@ class Names:
                 carriers.at(
                     node.parent, lambda dir_fd: disk.write_label_at(dir_fd, node.name, label)
                 )
-            made = node._replace(ino=found.st_ino, blocks=found.st_blocks)
+            made = node.replace(ino=found.st_ino, blocks=found.st_blocks)
             self._record(made, number)
         except BaseException:
             settle_failed(state, number, intent)
@@ -314,7 +314,7 @@ class Names:
                 label = records.pack_label(records.label_of(node, here, is_linked=True))
                 source = carriers.find(node.parent)
                 disk.write_label_at(source.fd, node.name, label)
-                place = node._replace(parent=parent, name=name)
+                place = node.replace(parent=parent, name=name)
                 self._in_the_clear(
                     carriers, place, lambda fd: disk.link(source.fd, node.name, fd, name)
                 )
@@ -342,7 +342,7 @@ class Names:
             inherited = directory.mode & stat.S_ISGID
             bits = stat.S_IFDIR | inherited | (mode & ~caller.umask & 0o1777)
             node = self._fresh(directory, name, bits, caller)
-            node = node._replace(state=State.COMMITTED, size=DIR_BYTES)
+            node = node.replace(state=State.COMMITTED, size=DIR_BYTES)
             namespace.put_name(state, txn, node, node.id)
             txn.put_node(node, None)
             state.touch_dir(txn, parent, node.ctime_ns)

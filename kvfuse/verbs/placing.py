@@ -45,7 +45,7 @@ def place(state: PoolState, fresh: Node, make: Callable[[Node], T]) -> T:
             if not state.rooms.promise(fresh.id, number, kind, wait_s=wait_s):
                 continue
             try:
-                return make(fresh._replace(disk=number))
+                return make(fresh.replace(disk=number))
             except OSError as exc:
                 # The next candidate helps against what the disk says of itself, nothing else.
                 fault = None if exc.errno is None else fault_of(exc.errno)

@@ -165,7 +165,7 @@ class Renames:
         disk = carriers.disk
         place = (intent.new_parent, intent.new_name)
         state = State.PENDING if pending else State.COMMITTED
-        moved = source._replace(
+        moved = source.replace(
             generation=intent.generation,
             state=state,
             flags=namespace.moved_flags(self._state, source, intent.name),
@@ -210,7 +210,7 @@ class Renames:
             for disk in carriers:
                 txn.put_chore(disk, state.next_id(), RenameDir(path, source.id, new_path))
             txn.drop_entry(*old, entry[1])
-            moved = now._replace(parent=new[0], name=new[1], ctime_ns=state.now_ns())
+            moved = now.replace(parent=new[0], name=new[1], ctime_ns=state.now_ns())
             txn.put_node(moved, now)
             txn.put_entry(*new, moved, entry[1])
             for directory in {old[0], new[0]}:
@@ -315,7 +315,7 @@ class Renames:
             node = txn.node(node_id)
         assert node is not None, "held by its name lock"
         if generation is not None:
-            node = node._replace(generation=generation)
+            node = node.replace(generation=generation)
         value = records.pack_label(records.label_of(node, place, is_linked=True))
         carriers.at(place[0], lambda fd: carriers.disk.write_label_at(fd, place[1], value))
 

@@ -47,7 +47,7 @@ u32s = st.integers(0, 2**32 - 1)
 u64s = st.integers(0, 2**64 - 1)
 names = st.binary(min_size=1, max_size=255).filter(lambda raw: b"\0" not in raw)
 times_ns = st.integers(-(2**62), 2**62)
-NODE_FIELDS = dict.fromkeys(Node._fields, u64s) | {
+NODE_FIELDS = dict.fromkeys(Node.__struct_fields__, u64s) | {
     "mode": st.integers(0, 0o177777), "uid": u32s, "gid": u32s, "nlink": u32s, "name": names,
     "atime_ns": times_ns, "mtime_ns": times_ns, "ctime_ns": times_ns,
 }  # fmt: skip

@@ -42,7 +42,7 @@ _NOTE_ENTRY = struct.Struct("<" + _HEADER + "QII")  # fuse_notify_inval_entry_ou
 _SENT = (
     "id", "mode", "uid", "gid", "nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns",
 )  # fmt: skip
-_sent: Callable[[Node], tuple[int, ...]] = operator.itemgetter(*map(Node._fields.index, _SENT))
+_sent: Callable[[Node], tuple[int, ...]] = operator.attrgetter(*_SENT)
 
 _PADDING = [bytes(-length % 8) for length in range(8)]  # after a name of that length, modulo 8
 
