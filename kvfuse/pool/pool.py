@@ -12,6 +12,7 @@ its last writer has closed it. Survival of a power cut is for ``fsync`` and the 
 import contextlib
 import errno
 import logging
+import math
 import os
 import resource
 import time
@@ -75,7 +76,7 @@ class Pool:
         self._scanner = Scanner(state, arrivals, 0)
         report = Report(state, disks, self._scanner)
         lingering = Lingering(state, files, Renames(state, files, names))
-        self._upkeep = Upkeep(state, lingering.tidy)
+        self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
@@ -110,8 +111,18 @@ class Pool:
         self.note_timeout = state.note_timeout
         self.request = state.request
         self.handles = state.handles
+        self._take_over_closes()
         self._upkeep.start()
         self._scanner.start()
+
+    def _take_over_closes(self) -> None:
+        """See to what the server before had still to settle."""
+        with self._state.catalog.read() as txn:
+            pending = txn.pending()
+        for node_id in pending:
+            inode = self.handles.inode(node_id)
+            if inode is None or not inode.writers:
+                self._files.closes.put_off(node_id)
 
     # -- reading
 
@@ -293,6 +304,7 @@ class Pool:
         for file in state.handles.all():
             with contextlib.suppress(OSError):
                 self.release(file.fh)
+        self._files.closes.tidy(math.inf)
         state.accesses.flush()
         if clean:
             self._settle_disks()

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvfuse.cleaning.evictor import Evictor
 from kvfuse.heart.carriers import Carriers
@@ -29,9 +29,9 @@ PARKED_INTERVAL_S = 600.0
 
 
 class Upkeep:
-    """The threads of one mounted pool; *tidy* is called with the monotonic time now and then."""
+    """The threads of one mounted pool; each of *tidy* is called with the time (monotonic)."""
 
-    def __init__(self, state: PoolState, tidy: Callable[[float], None]) -> None:
+    def __init__(self, state: PoolState, tidy: Sequence[Callable[[float], None]]) -> None:
         self._state = state
         self._tidy = tidy
         self._stopping = threading.Event()
@@ -121,7 +121,8 @@ class Upkeep:
         next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
         while not self._stopping.wait(ACCESS_INTERVAL_S):
             self._state.accesses.flush()
-            self._tidy(time.monotonic())
+            for tidy in self._tidy:
+                tidy(time.monotonic())
             if time.monotonic() >= next_check_s:
                 next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
                 self._state.catalog.check_readers()

@@ -1,21 +1,21 @@
 """Verbs on open files: open, read, write, release and the rest. See ``pool`` for their contract.
 
 A file that is opened for writing is *pending* until its last writer has gone: its label on the disk
-and its record say so before the open is answered, and get a new generation at the end.
+and its record say so before the open is answered, and get a new generation at the end (``closes``).
 """
 
 import contextlib
 import errno
 import os
 
-from kvfuse.core import records
 from kvfuse.core.health import Fault, fault_of
 from kvfuse.core.intents import speaks_of
-from kvfuse.core.records import BLOCK_BYTES, HITS_BITS, Node, State
+from kvfuse.core.records import HITS_BITS, Node, State
 from kvfuse.disks.disk import Disk
 from kvfuse.heart import namespace
 from kvfuse.heart.handles import OpenFile, OpenInode
 from kvfuse.heart.state import PoolState
+from kvfuse.verbs.closes import Closes, with_stat, write_label
 
 FALLOC_KEEP_SIZE = 1
 WRITE_SHARE = 0.5  # of a request's deadline: for a disk to be cleaned under a write
@@ -27,8 +27,7 @@ class Files:
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        # What the disk said of files whose last close could not be recorded.
-        self._unsettled: dict[int, os.stat_result] = {}
+        self.closes = Closes(state, lambda node: self._open_node(node, writable=False))
 
     # -- attributes of what may be open
 
@@ -40,13 +39,13 @@ class Files:
             if state.data_in_kernel:
                 self._ask(inode)
             if inode.stat is not None:
-                node = _with_stat(node, inode.stat)
+                node = with_stat(node, inode.stat)
         elif node.state == State.PENDING:
             # The last writer may have gone since *node* was read: the record now has its size.
             with state.catalog.read() as txn:
                 node = txn.node(node.id) or node
-            if node.state == State.PENDING and (found := self._unsettled.get(node.id)):
-                node = _with_stat(node, found)
+            if node.state == State.PENDING and (found := self.closes.found(node.id)):
+                node = with_stat(node, found)
         atime_ns = state.accesses.get(node.id)
         return node if atime_ns is None else node.replace(atime_ns=atime_ns)
 
@@ -136,7 +135,7 @@ class Files:
         else:
             state.reservations.end(node.id)
             with state.locks.hold(("inode", node.id)):
-                self._settle(file.id, fd)
+                self.closes.settle(node, fd)
         return file.fh
 
     def _open_node(self, node: Node, *, writable: bool) -> int | None:
@@ -237,7 +236,7 @@ class Files:
         if inode is not None and inode.writers:
             return
         generation = self._state.generation(node.generation)
-        self._unsettled.pop(node.id, None)
+        self.closes.is_settled(node.id)
         with self._state.catalog.write() as txn:
             before = txn.node(node.id)
             if before is None:
@@ -245,10 +244,10 @@ class Files:
             pending = before.replace(state=State.PENDING, generation=generation)
             txn.put_node(pending, before)
         try:
-            _write_label(disk, fd, pending)
+            write_label(disk, fd, pending)
         except BaseException:
             # It is still whole. While its label cannot say so, its record does not either.
-            _write_label(disk, fd, before)
+            write_label(disk, fd, before)
             with self._state.catalog.write() as txn:
                 txn.put_node(before, txn.node(node.id))
             raise
@@ -278,7 +277,7 @@ class Files:
             else:
                 with state.locks.hold(("inode", file.id)):
                     try:
-                        self._settle_last(file)
+                        self.closes.last(file)
                     finally:
                         _, inode = state.handles.remove(fh)
                         if not inode.writers:
@@ -292,43 +291,11 @@ class Files:
             if state.keeper is not None:
                 state.keeper.drop(namespace.orphan_name(file.id))
 
-    def _settle_last(self, file: OpenFile) -> None:
-        inode = self._state.handles.inode(file.id)
-        if inode is not None and inode.writers == 1 and inode.node is None and file.fd >= 0:
-            with self._state.on(file.disk):
-                self._settle(file.id, file.fd)
-
     def flush(self, fh: int) -> None:
         """One descriptor of the open was closed: make the record right for a later stat."""
         file = self._state.handles.file(fh)
         if file.writable:
             self._refresh(file)
-
-    def _settle(self, node_id: int, fd: int) -> None:
-        """Take a pending file without writers as complete; the caller holds its inode's lock."""
-        state = self._state
-        with state.catalog.read() as txn:
-            node = txn.node(node_id)
-        if node is None:
-            return
-        found = os.fstat(fd)
-        generation = state.generation(node.generation)
-        done = _with_stat(node, found).replace(state=State.COMMITTED, generation=generation)
-        # Until it is recorded it is served as it is; the next mount asks its label.
-        self._unsettled[node_id] = found
-        _write_label(state.disk(node.disk), fd, done)
-        with state.catalog.write() as txn:
-            now = txn.node(node_id)
-            if now is not None:
-                place = state.place(now, generation)
-                # From *now*: an exchange may have given it another name meanwhile.
-                done = _with_stat(now, found).replace(state=State.COMMITTED, generation=generation)
-                txn.put_node(done.replace(access=place), now)
-        self._unsettled.pop(node_id, None)
-        state.reservations.finished(node_id, found.st_blocks * BLOCK_BYTES)
-        if not node.access:
-            state.leases.committed(node_id)
-        state.learn_size((node.parent, node.name), found.st_size)
 
     # -- bytes
 
@@ -429,10 +396,6 @@ def _reads(flags: int) -> bool:
     return flags & os.O_ACCMODE != os.O_WRONLY
 
 
-def _write_label(disk: Disk, fd: int, node: Node) -> None:
-    disk.write_label(fd, records.pack_label(records.label_of(node, (node.parent, node.name))))
-
-
 def _is_same(now: Node, before: Node) -> bool:
     """Whether two records of a file are of the same bytes at the same place."""
     return _as_stored(now) == _as_stored(before)
@@ -441,15 +404,6 @@ def _is_same(now: Node, before: Node) -> bool:
 def _as_stored(node: Node) -> Node:
     """Return a record without what its uses change."""
     return node.replace(access=0, atime_ns=0, flags=node.flags & ~HITS_BITS)
-
-
-def _with_stat(node: Node, found: os.stat_result) -> Node:
-    return node.replace(
-        size=found.st_size,
-        blocks=found.st_blocks,
-        mtime_ns=found.st_mtime_ns,
-        ctime_ns=max(node.ctime_ns, found.st_ctime_ns),
-    )
 
 
 class _closing_on_error(contextlib.AbstractContextManager[None]):

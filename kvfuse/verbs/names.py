@@ -294,6 +294,7 @@ class Names:
                 if taken is not None:
                     raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
                 state.check_writable(node.disk)
+                node = self._files.closes.now(node)
                 with state.locks.hold(("inode", node_id)):
                     linked = self._link(node, parent, name)
                 if linked is not None:
