@@ -6,6 +6,7 @@ little endian. ``FORMAT`` changes when any layout below, or the placement functi
 
 import stat
 import struct
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
 
@@ -241,6 +242,7 @@ LABEL_PENDING = 1  # being written
 LABEL_LINKED = 2  # has, or had, several names: verify says nothing
 LABEL_RESIDENT = 4  # at home where it lies
 _LABEL = struct.Struct("<BQQ8sB")
+_PLAIN_FLAGS = (0, LABEL_RESIDENT)
 
 
 def verify_hash(parent: int, name: bytes) -> bytes:
@@ -294,49 +296,58 @@ def is_reserved(parent: int, name: bytes) -> bool:
     return parent == ROOT_ID and name in (b".kvfuse", b"lost+found")
 
 
-Packed = tuple[tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes]]
+# Of a file: key and value for ``nodes``, ``entries`` and ``children``, key for ``recency``, blocks
+Packed = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]
 
 
-class FilePacker:
-    """Makes the records of plain files found in one directory of disk *number*, as fast as it goes.
+def plain_packer(
+    number: int, dir_id: int, device: int, floor: int, unsure: Sequence[tuple[int, int]]
+) -> Callable[[bytes, Any, bytes], Packed | None]:
+    """Return what makes the records of plain files in one directory, as fast as it goes.
 
-    Plain: committed, with one name and a label that says so. A scan meets millions of them.
+    It is called with the name of a regular file, its ``os.stat_result`` and its label, and returns
+    None for a file that is not plain: one that is not committed, has several names or a label that
+    does not bind it to where it is, or lies on another *device*. Neither is one with an id from
+    *floor* on or a generation between the pairs of *unsure*.
+
+    The place in the order of last use is that of the commit: nobody knows of later reads.
     """
+    prefix = _U64.pack(dir_id)
+    pack_id, pack_node, unpack_label = _U64.pack, _NODE.pack, _LABEL.unpack
+    pack_entry, pack_child, pack_recency = _ENTRY.pack, _CHILD.pack, _RECENCY.pack
 
-    def __init__(self, number: int, dir_id: int) -> None:
-        self._number = number
-        self._dir_id = dir_id
-        self._prefix = _U64.pack(dir_id)
-
-    def is_bound(self, name: bytes, verify: bytes) -> bool:
-        """Whether *verify* of a label binds a file to *name* here."""
-        return verify == blake3(self._prefix + name).digest(8)
-
-    def pack(self, name: bytes, found: Any, node_id: int, generation: int, flags: int) -> Packed:  # noqa: ANN401
-        """Return key and value for ``nodes``, ``entries``, ``children`` and ``recency``.
-
-        *found* is an ``os.stat_result``.
-        The place in the order of last use is that of the commit: nobody knows of later reads.
-        """
-        number, prefix, key = self._number, self._prefix, _U64.pack(node_id)
-        mode = found.st_mode & ~0o6000
-        value = _NODE.pack(
-            mode, found.st_uid, found.st_gid, 1, _COMMITTED, flags, number, found.st_ino,
-            found.st_size, found.st_blocks, found.st_atime_ns, found.st_mtime_ns,
-            found.st_ctime_ns, generation, generation, self._dir_id,
+    def pack(name: bytes, found: Any, label: bytes) -> Packed | None:  # noqa: ANN401 - no os here
+        try:
+            label_format, node_id, generation, verify, flags = unpack_label(label)
+        except struct.error:  # of another version, or nobody's
+            return None
+        mode, ino, its_device, links, uid, gid, size, _, _, _ = found
+        entry_key = prefix + name
+        if (
+            label_format != FORMAT
+            or flags not in _PLAIN_FLAGS
+            or not FIRST_ID <= node_id < floor
+            or links != 1
+            or its_device != device
+            or verify != blake3(entry_key).digest(8)
+            or (unsure and is_between(generation, unsure))
+        ):
+            return None
+        key, blocks = pack_id(node_id), found.st_blocks
+        value = pack_node(
+            mode & ~0o6000, uid, gid, 1, _COMMITTED, RESIDENT if flags else 0, number, ino, size,
+            blocks, found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns, generation,
+            generation, dir_id,
         )  # fmt: skip
         return (
-            (key, value + name),
-            (prefix + name, _ENTRY.pack(node_id, node_id, stat.S_IFREG)),
-            (prefix + key, _CHILD.pack(node_id, stat.S_IFREG, number) + name),
-            (_RECENCY.pack(number, generation, node_id), b""),
-        )
+            key, value + name, entry_key, pack_entry(node_id, node_id, stat.S_IFREG), prefix + key,
+            pack_child(node_id, stat.S_IFREG, number) + name,
+            pack_recency(number, generation, node_id), blocks,
+        )  # fmt: skip
+
+    return pack
 
 
-def split_label(value: bytes) -> tuple[int, int, int, bytes, int]:
-    """Return (format, id, generation, verify, flags) of a label of any version.
-
-    Raises:
-        struct.error: it has another size.
-    """
-    return cast(tuple[int, int, int, bytes, int], _LABEL.unpack(value))
+def is_between(generation: int, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether *generation* lies between two numbers of a pair."""
+    return any(low < generation < high for low, high in pairs)

@@ -10,6 +10,7 @@ foreign: reported, never served, never touched.
 """
 
 import contextlib
+import itertools
 import os
 import stat
 from dataclasses import dataclass
@@ -18,7 +19,17 @@ from kvfuse.catalog.todo import add_todo, is_gone, mark_scanned
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core import records
 from kvfuse.core.records import Label, Node
-from kvfuse.disks.sighting import Below, Haul, Sight, Terms, dir_node, file_node, is_torn, see
+from kvfuse.disks.sighting import (
+    Below,
+    Files,
+    Haul,
+    Sight,
+    Terms,
+    dir_node,
+    file_node,
+    is_torn,
+    see,
+)
 from kvfuse.heart import homes, namespace
 from kvfuse.heart.carriers import Carriers
 from kvfuse.heart.state import PoolState
@@ -55,17 +66,20 @@ class TakeIn:
         Raises:
             OSError: the disk failed, or the catalog takes no more.
         """
-        odd = list(haul.odd)
+        files, odd = haul.files, list(haul.odd)
         try:
-            with self._state.catalog.write() as txn:
-                odd += self._files(txn, haul)
-                odd += self._below(txn, haul)
-                if not odd:
-                    mark_scanned(txn, self.terms.number, haul.done)
+            odd += self._attempt(haul, files, odd)
         except _ClashError:
-            with self._state.catalog.write() as txn:
-                odd += self._below(txn, haul)
-            odd += [records.split_entry_key(key) for key, _ in haul.entries]
+            with self._state.catalog.read() as txn:
+                files, names = self._sort_out(txn, files)
+            try:
+                odd += names
+                odd += self._attempt(haul, files, odd)
+            except _ClashError:  # two of them among themselves, or somebody was faster
+                odd += [records.split_entry_key(key) for key in files.entries]
+                files = Files()
+                odd += self._attempt(haul, files, odd)
+        self.findings.files += len(files)
         self.findings.foreign += haul.foreign
         self.findings.unreadable += haul.unreadable
         if odd:
@@ -75,54 +89,70 @@ class TakeIn:
             with self._state.catalog.write() as txn:
                 mark_scanned(txn, self.terms.number, haul.done)
 
+    def _attempt(self, haul: Haul, files: Files, odd: list[Place]) -> list[Place]:
+        """Take *files* and all else of a haul in; return more names to look at than *odd*.
+
+        Raises:
+            _ClashError: nothing of it was.
+        """
+        with self._state.catalog.write() as txn:
+            self._put(txn, files)
+            more = self._below(txn, haul)
+            if not odd and not more:
+                mark_scanned(txn, self.terms.number, haul.done)
+        return more
+
     # -- packed
 
-    def _files(self, txn: Txn, haul: Haul) -> list[Place]:
-        """Put the files of a haul; return the names that have to be looked at."""
-        if not haul.nodes:
-            return []
-        ids = [key for key, _ in haul.nodes]
-        nodes = txn.cursor(b"nodes")
-        parents = [records.pack_id(parent) for parent in set(haul.parents)]
-        known = dict(nodes.getmulti(ids))
-        names = [key for key, _ in haul.entries]
-        taken = dict(txn.cursor(b"entries").getmulti(names))
-        gone = {key for key, _ in txn.cursor(b"gone").getmulti(ids + names)}
-        odd: list[Place] = []
-        if known or taken or gone or len(nodes.getmulti(parents)) != len(parents):
-            odd = self._sort_out(txn, haul, known, taken, gone)
-        for table in ("nodes", "entries", "children", "recency"):
-            items = getattr(haul, table)
-            _, added = txn.cursor(table.encode()).putmulti(items, overwrite=False)
-            if added != len(items):
-                raise _ClashError
-        txn.count(self.terms.number, len(haul.nodes), haul.blocks)
-        self.findings.files += len(haul.nodes)
-        return odd
+    def _put(self, txn: Txn, files: Files) -> None:
+        """Put files into the tables, all of them.
 
-    def _sort_out(
-        self, txn: Txn, haul: Haul, known: dict[bytes, bytes], taken: dict[bytes, bytes],
-        gone: set[bytes],
-    ) -> list[Place]:  # fmt: skip
-        """Leave in *haul* what is new; return the names to look at."""
+        Raises:
+            _ClashError: one of them, or its name, has a record or had one, or its directory has
+                none. Nothing may be kept of the transaction.
+        """
+        if not files.nodes:
+            return
+        parents = {key[:8] for key in files.entries}
+        if len(txn.cursor(b"nodes").getmulti(parents)) < len(parents) or self._gone(txn, files):
+            raise _ClashError
+        for table, items in (
+            (b"nodes", zip(files.nodes, files.node_values, strict=True)),
+            (b"entries", zip(files.entries, files.entry_values, strict=True)),
+            (b"children", zip(files.children, files.child_values, strict=True)),
+            (b"recency", zip(files.recency, itertools.repeat(b""))),
+        ):
+            _, added = txn.cursor(table).putmulti(items, overwrite=False)
+            if added != len(files):
+                raise _ClashError
+        txn.count(self.terms.number, len(files), sum(files.blocks))
+
+    @staticmethod
+    def _gone(txn: Txn, files: Files) -> set[bytes]:
+        """Return which ids and names of these were dropped, or changed, since the scan began."""
+        cursor = txn.cursor(b"gone")
+        if not cursor.first():
+            return set()
+        return {key for key, _ in cursor.getmulti(files.nodes + files.entries)}
+
+    def _sort_out(self, txn: Txn, files: Files) -> tuple[Files, list[Place]]:
+        """Return the files that are new, and the names to look at."""
+        known = {key for key, _ in txn.cursor(b"nodes").getmulti(files.nodes)}
+        taken = dict(txn.cursor(b"entries").getmulti(files.entries))
+        gone = self._gone(txn, files)
         kept: list[int] = []
         odd: list[Place] = []
-        for index, (key, value) in enumerate(haul.nodes):
-            entry_key = haul.entries[index][0]
+        for index, (key, entry_key) in enumerate(zip(files.nodes, files.entries, strict=True)):
             place = records.split_entry_key(entry_key)
             is_fresh = key not in known and entry_key not in taken
             is_fresh = is_fresh and key not in gone and entry_key not in gone
-            if is_fresh and txn.node(place[0]) is not None:
+            if is_fresh and txn.has_node(place[0]):
                 kept.append(index)
                 continue
-            node = records.unpack_node(records.unpack_id(key), value)
-            haul.blocks -= node.blocks
             there = taken.get(entry_key)
-            if there is None or records.unpack_entry(there)[0] != node.id:
+            if there is None or records.unpack_entry(there)[0] != records.unpack_id(key):
                 odd.append(place)
-        for table in ("nodes", "entries", "children", "recency"):
-            setattr(haul, table, [getattr(haul, table)[index] for index in kept])
-        return odd
+        return files.picked(kept), odd
 
     def _below(self, txn: Txn, haul: Haul) -> list[Place]:
         number = self.terms.number
