@@ -10,7 +10,7 @@ number, directory id) still to be read, ``scanned`` directory id -> disks on whi
 ``gone`` ids of records that were dropped meanwhile.
 
 Concurrency: any number of reading threads; one writer at a time, who neither waits nor does I/O
-inside a transaction. Only one process opens a catalog.
+inside a transaction. Only one process writes a catalog; others may read it (``reader``).
 Durability: none by itself (``sync=False``): the live catalog lies on tmpfs and survives processes,
 not boots. ``snapshot`` writes a copy that does.
 
@@ -38,7 +38,7 @@ AHEAD_BYTES = 16 << 20  # a batch of 256 records takes one or two of these
 _ALLOCATED_BYTES = 16 << 20  # at a time, so that it is rare
 _PAGE_BYTES = 4096
 _COMPRESSED_MAX = 4  # by a file system that holds a copy
-_TABLES = (
+TABLES = (
     b"entries", b"children", b"nodes", b"pending", b"xattrs", b"intents", b"chores", b"disks",
     b"usage", b"meta", b"results", b"orphans", b"attempts", b"recency", b"todo", b"scanned",
     b"gone", b"parked",
@@ -68,7 +68,7 @@ class Catalog:
             self._data_fd = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
             self._allocated_bytes = 0
             self._allocate()
-            self.db: dict[bytes, Any] = {name: self._env.open_db(name) for name in _TABLES}
+            self.db: dict[bytes, Any] = {name: self._env.open_db(name) for name in TABLES}
             self.db[b"links"] = self._env.open_db(b"links", dupsort=True)
             self._env.reader_check()
             with self.read() as txn:

@@ -90,9 +90,15 @@ class Txn:
 
     def count(self, disk: int, files: int, blocks: int) -> None:
         """Add to the usage of a disk what was put by a cursor."""
-        self._add(_U16.pack(disk), files, blocks)
+        self.add_usage(_U16.pack(disk), files, blocks)
 
-    def _add(self, key: bytes, files: int, blocks: int) -> None:
+    def usages(self) -> dict[bytes, tuple[int, int]]:
+        """Return (files, blocks) noted under each key that :func:`usage_keys` gives."""
+        keys = list(self._txn.cursor(db=self._db[b"usage"]).iternext(values=False))
+        return {key: self._usage(key) for key in keys}
+
+    def add_usage(self, key: bytes, files: int, blocks: int) -> None:
+        """Add to what is noted under a key that :func:`usage_keys` gives."""
         delta = self._deltas.setdefault(key, [0, 0])
         delta[0] += files
         delta[1] += blocks
@@ -377,8 +383,8 @@ class Txn:
 
     def _order(self, node: Node | None, old: Node | None) -> None:
         """Keep the order of last use."""
-        key = _recency(node)
-        old_key = _recency(old)
+        key = order_key(node)
+        old_key = order_key(old)
         if key != old_key:
             db = self._db[b"recency"]
             if old_key is not None:
@@ -387,11 +393,8 @@ class Txn:
                 self._txn.put(key, b"", db=db)
 
     def _count(self, node: Node, sign: int) -> None:
-        if node.disk != records.NO_DISK:
-            key = _U16.pack(node.disk) + (_OF_STALE if node.is_stale else b"")
-            self._add(key, sign, sign * node.blocks)
-            if node.access & MAIN and node.is_evictable and not node.is_stale:
-                self._add(_U16.pack(node.disk) + _OF_MAIN, sign, sign * node.blocks)
+        for key in usage_keys(node):
+            self.add_usage(key, sign, sign * node.blocks)
 
     def put_link(self, node_id: int, parent: int, name: bytes) -> None:
         """Add a further name of a file."""
@@ -473,7 +476,18 @@ class Txn:
         self._txn.put(_U16.pack(number), disk_id.encode(), db=self._db[b"disks"])
 
 
-def _recency(node: Node | None) -> bytes | None:
+def usage_keys(node: Node) -> list[bytes]:
+    """Return the keys of the sums a record is counted in."""
+    if node.disk == records.NO_DISK:
+        return []
+    key = _U16.pack(node.disk)
+    if node.is_stale:
+        return [key + _OF_STALE]
+    return [key, key + _OF_MAIN] if node.access & MAIN and node.is_evictable else [key]
+
+
+def order_key(node: Node | None) -> bytes | None:
+    """Return the key of a record in the order of last use, None when it has no place there."""
     if node is None or not node.is_evictable:
         return None
     return records.recency_key(node.disk, 0 if node.is_stale else node.access, node.id)

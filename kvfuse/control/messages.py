@@ -48,6 +48,18 @@ class TasksArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: int | None = None
 
 
+class FsckArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of ``fsck``."""
+
+    repair: bool = False
+
+
+class FindingsArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of ``findings``: the comparison that ``fsck`` began."""
+
+    id: int
+
+
 class NoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of a verb that takes none."""
 

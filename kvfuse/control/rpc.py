@@ -20,6 +20,8 @@ from kvfuse.control.address import socket_address
 from kvfuse.control.messages import (
     REQUEST_BYTES_MAX,
     CleanArgs,
+    FindingsArgs,
+    FsckArgs,
     LocateArgs,
     NoArgs,
     Reply,
@@ -144,6 +146,10 @@ class ControlServer:
             return service.clean(msgspec.json.decode(request.args, type=CleanArgs))
         if request.verb == "tasks":
             return service.tasks(msgspec.json.decode(request.args, type=TasksArgs).id)
+        if request.verb == "fsck":
+            return service.fsck(repair=msgspec.json.decode(request.args, type=FsckArgs).repair)
+        if request.verb == "findings":
+            return service.findings(msgspec.json.decode(request.args, type=FindingsArgs).id)
         if request.verb not in verbs:
             raise KvfuseError(f"{request.verb}: the running daemon does not know this command")
         msgspec.json.decode(request.args, type=NoArgs)

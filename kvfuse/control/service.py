@@ -59,6 +59,14 @@ class PoolView(Protocol):
         """Return the cleanup tasks, or one."""
         ...
 
+    def fsck(self, *, repair: bool) -> dict[str, Any]:
+        """Begin to compare catalog and disks."""
+        ...
+
+    def findings(self, number: int) -> dict[str, Any]:
+        """Return how far a comparison is, or what it found."""
+        ...
+
 
 class DriverView(Protocol):
     """The part of the driver that is shown."""
@@ -93,7 +101,7 @@ class ControlService:
     the mount has.
     """
 
-    READING_VERBS = frozenset({"status", "locate", "disks", "config", "tasks"})
+    READING_VERBS = frozenset({"status", "locate", "disks", "config", "tasks", "findings"})
 
     def __init__(
         self,
@@ -172,6 +180,22 @@ class ControlService:
     def tasks(self, task_id: int | None) -> list[dict[str, Any]]:
         """Return the cleanup tasks that are remembered, or one."""
         return self._pool.tasks(task_id)
+
+    def fsck(self, *, repair: bool) -> dict[str, Any]:
+        """Begin to compare catalog and disks, or join who does; return how far that is.
+
+        Raises:
+            BusyError: another kind of comparison runs, or disks are still being read.
+        """
+        return self._pool.fsck(repair=repair)
+
+    def findings(self, number: int) -> dict[str, Any]:
+        """Return how far a comparison is, and what it found when it is over.
+
+        Raises:
+            KvfuseError: it is not remembered.
+        """
+        return self._pool.findings(number)
 
     def stop(self) -> dict[str, Any]:
         """Ask the daemon to unmount and end."""

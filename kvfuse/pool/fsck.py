@@ -1,7 +1,7 @@
 """Catalog against disks while nothing is mounted. Changes nothing on any disk."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError
@@ -14,10 +14,8 @@ from kvfuse.catalog.catalog import Catalog
 from kvfuse.core.errors import CatalogDamagedError, DiskRefusedError, KvfuseError
 from kvfuse.disks.candidates import DiskSpec, look_at, refuse_identities
 from kvfuse.disks.disk import Disk
-from kvfuse.pool.check import Finding, Kind, check
-
-# What a mount leaves or finds without being broken.
-HARMLESS = frozenset((Kind.FOREIGN, Kind.UNFINISHED, Kind.OWNER))
+from kvfuse.pool.check import check, set_aside
+from kvfuse.pool.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,19 @@ class Examined:
     @property
     def faults(self) -> list[Finding]:
         """Return what should not be."""
-        return [found for found in self.findings if found.kind not in HARMLESS]
+        return [found for found in self.findings if found.is_fault]
 
 
-def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
+def examine(
+    paths: Sequence[str],
+    *,
+    state_dir: str,
+    run_dir: str,
+    tick: Callable[[int], None] = lambda _done: None,
+) -> Examined:
     """Compare the disks at *paths* with the catalog of their last mount.
+
+    *tick* is told how many more rows and names were compared.
 
     Raises:
         DiskRefusedError: one is no disk, or they are not all of one pool.
@@ -75,7 +81,10 @@ def examine(paths: Sequence[str], *, state_dir: str, run_dir: str) -> Examined:
             catalog=str(catalog.path),
             disks={disk_id: disk.path for disk_id, disk in found.items()},
             absent=sorted(set(numbers) - set(found)),
-            findings=check(catalog, known),
+            findings=[
+                *check(catalog, known, tick),
+                *(each for disk in known.values() for each in set_aside(disk)),
+            ],
         )
 
 

@@ -31,6 +31,7 @@ from kvfuse.heart.handletable import HandleTable, OpenSlot
 from kvfuse.heart.homes import judge_homes
 from kvfuse.heart.rules import Rules
 from kvfuse.heart.state import Keeper, Outliving, PoolState
+from kvfuse.pool.audit import Audits
 from kvfuse.pool.recovery import recover
 from kvfuse.pool.report import Report, StatFs
 from kvfuse.pool.resume import restore_handles, write_facts
@@ -77,6 +78,7 @@ class Pool:
         report = Report(state, disks, self._scanner)
         lingering = Lingering(state, files, Renames(state, files, names))
         self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
+        self._audits = Audits(state)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
@@ -108,6 +110,8 @@ class Pool:
         self.locate = report.locate
         self.clean = cleanups.clean
         self.tasks = cleanups.tasks
+        self.fsck = self._audits.fsck
+        self.findings = self._audits.findings
         self.note_timeout = state.note_timeout
         self.request = state.request
         self.handles = state.handles
@@ -298,6 +302,7 @@ class Pool:
     def close(self, clean: bool = True) -> None:
         """Take the pool down; *clean* leaves a catalog that is believed after a boot."""
         state = self._state
+        self._audits.stop(timeout_s=_STOP_TIMEOUT_S)
         self._scanner.stop(timeout_s=_STOP_TIMEOUT_S)
         self._arrivals.save()
         self._upkeep.stop(timeout_s=_STOP_TIMEOUT_S)

@@ -50,7 +50,7 @@ class Line:
         self._socket = end
         self._stream = end.makefile("rb", buffering=1 << 18)
 
-    def send(self, message: Job | Work | Report) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Send a message; raises OSError when the other end has gone."""
         data = msgspec.msgpack.encode(message)
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
