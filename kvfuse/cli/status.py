@@ -31,6 +31,12 @@ def command(mountpoint: str | None, as_json: bool) -> None:
         return
     _show_pool(status)
     show_disks(status["disks"])
+    for disk in status["disks"]:
+        if disk.get("aside_files"):
+            say(
+                f"{disk['path']}/.kvfuse/aside: {disk['aside_files']} files, "
+                f"{human_bytes(disk['aside_bytes'])}, that stood in the way; look, and remove them"
+            )
 
 
 def show_disks(disks: list[dict[str, Any]]) -> None:

@@ -50,11 +50,12 @@ class Audit:
         self.disks: dict[str, str] = {}
         self.absent: list[str] = []
         self.last_spot: Spot | None = None
-        self.began_s = time.monotonic()
+        self.began_s = self.moved_s = time.monotonic()
         self.seconds = 0.0
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, or count it."""
+        self.moved_s = time.monotonic()
         self.faults += finding.is_fault
         if finding.repair:
             _log.info(
@@ -68,7 +69,7 @@ class Audit:
 
     def progress(self) -> dict[str, Any]:
         """Return JSON-ready how far it is."""
-        seconds = self.seconds if self.state != "running" else time.monotonic() - self.began_s
+        now_s = time.monotonic()
         return {
             "id": self.number,
             "state": self.state,
@@ -76,7 +77,8 @@ class Audit:
             "step": self.step,
             "compared": self.compared,
             "faults": self.faults,
-            "seconds": round(seconds, 3),
+            "seconds": round(self.seconds or now_s - self.began_s, 3),
+            "idle_s": round(now_s - self.moved_s, 3),
             "error": self.error,
         }
 
@@ -87,16 +89,7 @@ class Audit:
             "disks": [{"id": disk_id, "path": path} for disk_id, path in self.disks.items()],
             "absent": self.absent,
             "omitted": dict(self.omitted),
-            "findings": [
-                {
-                    "kind": each.kind.value,
-                    "disk": each.disk,
-                    "path": each.path.decode(errors="backslashreplace"),
-                    "text": each.text,
-                    "repair": each.repair,
-                }
-                for each in self.findings
-            ],
+            "findings": [finding.to_json() for finding in self.findings],
         }
 
 
@@ -191,8 +184,9 @@ class Audits:
             audit.disks[slot.disk_id] = audit.step = slot.path
             for finding in self._found(audit, number):
                 self._confirm(audit, finding)
-            for finding in set_aside(slot.disk):
-                audit.add(finding)
+            with state.on(number) as carriers:
+                for finding in set_aside(carriers.disk):
+                    audit.add(finding)
         for finding in self._unfinished():
             audit.add(finding)
 
@@ -205,6 +199,7 @@ class Audits:
         try:
             for report in checker.reports(_SILENCE_S):
                 audit.compared += report.done
+                audit.moved_s = time.monotonic()
                 yield from report.findings
                 if report.error:
                     raise KvfuseError(report.error)

@@ -1,7 +1,7 @@
 """What a comparison of catalog and disks finds, and what would mend it."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -67,3 +67,13 @@ class Finding(msgspec.Struct, frozen=True):
     def is_fault(self) -> bool:
         """Whether this should not be, and still is."""
         return self.kind not in HARMLESS and not self.repair
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        return {
+            "kind": self.kind.value,
+            "disk": self.disk,
+            "path": self.path.decode(errors="backslashreplace"),
+            "text": self.text,
+            "repair": self.repair,
+        }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core import records
 from kvfuse.core.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
+from kvfuse.disks.aside import Aside, aside
 from kvfuse.disks.disk import Space
 from kvfuse.disks.diskset import DiskSet, Slot
 from kvfuse.heart.backlog import Backlog, backlogs, condemned
@@ -15,6 +16,7 @@ from kvfuse.heart.state import PoolState
 from kvfuse.scan.scanner import Scanner
 
 STATFS_BLOCK_BYTES = 4096
+_ASIDE_S = 60.0  # what stood in the way is counted once in that time
 
 
 class StatFs(NamedTuple):
@@ -39,6 +41,7 @@ class Report:
         self._disks = disks
         self._scanner = scanner
         self._disk_ids: dict[int, str] = {}
+        self._asides: dict[int, tuple[float, Aside | None]] = {}  # monotonic end of validity
         self._backlog_seen: tuple[int, dict[bytes, set[int]]] = (-1, {})
 
     def statfs(self) -> StatFs:
@@ -140,6 +143,7 @@ class Report:
         if space is not None:
             reserve_bytes = self._state.rules.reserve_bytes(space.capacity_bytes)
             free_bytes = max(0, space.available_bytes - reserve_bytes)
+        kept = None if space is None else self._kept_aside(slot)
         # The clock of the health machine is monotonic; people want the time of day.
         since_s = time.time() - (time.monotonic() - slot.health.since_s)
         return {
@@ -156,12 +160,27 @@ class Report:
             "files": usage[0],
             "stale_files": stale[0] + backlog.files,
             "stale_bytes": (stale[1] + backlog.blocks) * BLOCK_BYTES,
+            "aside_files": None if kept is None else kept.files,
+            "aside_bytes": None if kept is None else kept.bytes,
             "reserved_bytes": self._state.reservations.on_disk(slot.number),
             "inodes_free": None if space is None else space.inodes_free,
             "errors": slot.health.errors,
             "open_files": self._state.handles.on_disk(slot.number),
             "filesystem": None if slot.disk is None else slot.disk.filesystem,
         }
+
+    def _kept_aside(self, slot: Slot) -> Aside | None:
+        """Return what stood in the way on a disk, as it was within the last minute."""
+        now_s = time.monotonic()
+        until_s, kept = self._asides.get(slot.number, (0.0, None))
+        if now_s >= until_s and slot.disk is not None:
+            try:
+                kept = aside(slot.disk)
+            except OSError as exc:
+                self._state.note_error(slot.number, exc.errno or errno.EIO)
+                return None
+            self._asides[slot.number] = (now_s + _ASIDE_S, kept)
+        return kept
 
     def _arrive(self, parts: list[bytes]) -> None:
         """Look for a path on disks that are still being read."""

@@ -9,8 +9,28 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kvfuse.catalog import soundness
+from kvfuse.catalog.catalog import Catalog
+from kvfuse.cli import fsck as fsck_command
 from kvfuse.cli.group import cli
-from tests.shell.pools import Box, boxed, commit, disk_path, mkdir, node_of, put, unlink
+from kvfuse.pool.findings import Kind
+from kvfuse.pool.pool import RENAME_EXCHANGE
+from tests.shell.pools import (
+    Box,
+    boxed,
+    commit,
+    disk_path,
+    files,
+    find,
+    ids,
+    mkdir,
+    node_of,
+    put,
+    read,
+    rename,
+    tree,
+    unlink,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -164,3 +184,121 @@ def test_disk_with_a_damaged_identity_is_named_once(box):
     (line,) = done.stderr.strip().splitlines()
     assert line.count(str(box.paths[1])) == 1
     assert line.endswith("or leave it out of the list of disks")
+
+
+def waiting(box: Box) -> dict[str, str]:
+    """Return what is found of a pool whose daemon died before the disks had followed."""
+    box.drop()
+    told = json.loads(fsck(box, "--json").stdout)
+    assert told["faults"] == 0, told["findings"]
+    return {found["kind"]: found["text"] for found in told["findings"]}
+
+
+@pytest.mark.parametrize("step", ["rename", "above", "exchange", "onto", "remove"])
+def test_carriers_are_not_wrong_while_changes_of_directories_wait(box, step):
+    """The disks are as they were before: only that something is unfinished is told."""
+    pool = box.open()
+    for name in ("d/sub/a.bin", "d/sub/deep/b.bin", "other/c.bin"):
+        mkdir(pool, name.rpartition("/")[0])
+        commit(pool, name, name.encode())
+    mkdir(pool, "new/below")
+    if step == "remove":
+        unlink(pool, "other/c.bin")
+    box.findings()  # the disks have followed until here
+    pool._upkeep.stop(timeout_s=10)
+    match step:
+        case "rename":
+            rename(pool, "d/sub", "d/moved")
+        case "above":
+            rename(pool, "d", "new/below/d")
+            rename(pool, "new", "newer")
+        case "exchange":
+            rename(pool, "d/sub", "other", RENAME_EXCHANGE)
+        case "onto":
+            rename(pool, "d/sub", "new/below")
+        case "remove":
+            pool.rmdir(*ids(pool, "other"))
+    # An exchange is done on the disks by the verb itself.
+    assert set(waiting(box)) == (set() if step == "exchange" else {"unfinished"})
+    box.open()
+    box.check()
+
+
+def repaired(box: Box) -> list[tuple[str, str, str]]:
+    """Repair; return kind, path and what was done of each finding."""
+    answer = json.loads(fsck(box, "--repair", "--json").stdout)
+    return [(found["kind"], found["path"], found["repair"]) for found in answer["findings"]]
+
+
+def test_repair_mends_and_says_each_in_one_line(box):
+    """Afterwards nothing is wrong; the next mount reads no disk for it, and nothing is lost."""
+    gone, kept = place(box, 0), place(box, 3)
+    gone.unlink()
+    shutil.copy2(kept, kept.with_name("copy.bin"))  # keeps the label
+    kept.with_name("foreign.bin").write_bytes(b"?")
+    (live,) = [path for path in box.catalogs() if "run" in path.parts]
+    catalog = Catalog(live)
+    with catalog.write() as txn:
+        txn.add_usage(b"\0\0", 5, 40)
+    catalog.close()
+    soundness.seal(live)
+    assert fsck(box).exit_code == 1
+    shown = fsck(box, "--repair")
+    assert shown.exit_code == 0, shown.output
+    assert "0 faults, 3 repaired" in shown.stdout
+    lines = [line for line in shown.stdout.splitlines() if "copy.bin" in line]
+    assert len(lines) == 1
+    assert "taken in" in lines[0]
+    assert fsck(box).exit_code == 0
+    assert repaired(box) == [("foreign", "d/foreign.bin", "")]
+    pool = box.open()
+    assert find(pool, "d/0.bin") is None
+    assert read(pool, "d/copy.bin") == b"3"
+    assert len(files(tree(pool))) == 6
+    assert kept.with_name("foreign.bin").exists()
+    box.check(allowed=(Kind.FOREIGN,))
+
+
+def test_fault_that_cannot_be_mended_stays_and_is_told(box):
+    """Exit code 1, as without --repair."""
+    place(box, 1).write_bytes(b"longer than it was")
+    shown = fsck(box, "--repair")
+    assert shown.exit_code == 1
+    assert "1 faults, 0 repaired" in shown.stdout
+    assert place(box, 1).read_bytes() == b"longer than it was"
+
+
+def test_repair_without_a_disk_of_the_pool_is_refused(box):
+    """Opened without it the pool would go on without it."""
+    done = CliRunner().invoke(cli, ["fsck", "--repair", "--disk", str(box.paths[0])])
+    assert done.exit_code == 4
+    assert "is not named" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    box.open()
+    done = fsck(box, "--repair")
+    assert done.exit_code == 5
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_repair_keeps_the_weights_of_the_disks(box):
+    """The set of disks is the same afterwards: no new epoch, also where only disks are named."""
+    topologies = [json.loads((p / ".kvfuse" / "topology.json").read_text()) for p in box.paths]
+    arguments = [word for path in box.paths for word in ("--disk", str(path))]
+    places = {
+        "KVFUSE_POOL_STATE_DIR": f"{box.base}/state",
+        "KVFUSE_POOL_RUN_DIR": f"{box.base}/run",
+    }
+    done = CliRunner().invoke(cli, ["fsck", "--repair", *arguments], env=places)
+    assert done.exit_code == 0, done.output
+    assert topologies == [
+        json.loads((p / ".kvfuse" / "topology.json").read_text()) for p in box.paths
+    ]
+
+
+def test_progress_is_told_when_it_takes_long(box, monkeypatch):
+    """Lines on stderr, none in the answer."""
+    monkeypatch.setattr(fsck_command, "_QUIET_S", 0.0)
+    monkeypatch.setattr(fsck_command, "_TOLD_S", 0.0)
+    done = fsck(box, "--json")
+    assert "rows and names compared" in done.stderr
+    assert json.loads(done.stdout)["faults"] == 0
