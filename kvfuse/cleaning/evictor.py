@@ -23,6 +23,7 @@ from kvfuse.cleaning.selection import Selection
 from kvfuse.core import records
 from kvfuse.core.eviction import Need, Protection, Usage
 from kvfuse.heart.state import PoolState
+from kvfuse.space.returning import Returning
 from kvfuse.space.tasks import Result, Task, Tasks, Trigger
 
 _log = logging.getLogger(__name__)
@@ -34,11 +35,8 @@ BATCH = 32
 AHEAD_RATIO = 0.05  # of a disk: condemned at least, above the low watermark
 AHEAD_RATIO_MAX = 0.5
 UNSETTLED_RATIO = 0.02  # of a btrfs disk: written, and not in its own count yet
+RETURNS_S = 1.0  # who waits for room believes so long that what was removed comes back
 _RATE_WINDOW_S = 2.0
-_RETURNS_S = {
-    "xfs": 0.5,
-    "btrfs": 1.0,
-}  # how long after an unlink a file system gives the room back
 
 
 class Evictor:
@@ -48,8 +46,9 @@ class Evictor:
         self._state = state
         self._number = number
         self._tasks = tasks
-        # It frees nothing, and counts nothing, before its transaction ends.
-        self._counts_late = state.carriers[number].disk.filesystem == "btrfs"
+        disk = state.carriers[number].disk
+        self._counts_late = disk.counts_late
+        self._frees_late = disk.frees_late
         self._line = Line(state, number)
         self._patrol = Patrol(state, number, tasks)
         self._task: Task | None = None
@@ -57,8 +56,8 @@ class Evictor:
         self._mutex = threading.Lock()
         self._event = threading.Event()
         self._rate = _Rate()
-        self._freed_bytes = 0  # by this evictor, ever
-        self._returning: deque[tuple[float, int]] = deque()
+        self._returning = Returning()
+        self._settled_bytes: int | None = None  # written, and counted by the next measurement
 
     # -- from other threads
 
@@ -136,26 +135,39 @@ class Evictor:
                 state.reservations.written(
                     node_id, blocks * records.BLOCK_BYTES, is_counted=not self._counts_late
                 )
-        state.measure_room(number, is_settled=self._settle_writes())
+        is_settled = self._settle_writes()
+        state.measure_room(number, is_settled=is_settled)
         state.leases.be_quiet(on=any(state.rooms.is_filling(n) for n in state.carriers))
         state.leases.prune()
         usage = state.rooms.usage(number)
         if usage is not None:
-            self._rate.note(time.monotonic(), usage.used_bytes + self._freed_bytes)
+            now_s, grown_bytes = time.monotonic(), state.reservations.grown(number)
+            self._rate.note(now_s, usage.used_bytes + self._returning.removed_bytes)
+            state.rooms.written(number, self._rate.per_s)
+            if self._frees_late and self._settled_bytes is not None:
+                self._returning.measured(now_s, usage.used_bytes, grown_bytes, self._settled_bytes)
+            self._settled_bytes = None
         return usage
 
     def _settle_writes(self) -> bool:
         """See to it that a measurement covers what was written before; whether it does now."""
-        disk, rooms = self._state.carriers[self._number].disk, self._state.rooms
+        reservations, number = self._state.reservations, self._number
         if not self._counts_late:
+            self._settled_bytes = reservations.grown(number)
             return True
-        largest_bytes = rooms.largest_bytes(self._number)
-        ended_bytes = self._state.reservations.ended(self._number)
+        largest_bytes = self._state.rooms.largest_bytes(number)
+        ended_bytes = reservations.unmeasured(number)
         if largest_bytes is None or ended_bytes <= largest_bytes * UNSETTLED_RATIO:
             return False
-        with self._state.on(self._number):
-            disk.sync()
+        self._settle()
         return True
+
+    def _settle(self) -> None:
+        """Have the disk count what was written and removed until now."""
+        written_bytes = self._state.reservations.grown(self._number)
+        with self._state.on(self._number):
+            self._state.carriers[self._number].disk.settle_removals()
+        self._settled_bytes = written_bytes
 
     # -- how much
 
@@ -163,14 +175,19 @@ class Evictor:
         """Return what has to go now; begins and ends the task that says so."""
         state, number = self._state, self._number
         marks = state.rooms.watermarks
-        need = marks.need(usage).less(self._unreturned_bytes(), 0)
-        short_bytes = state.rooms.short(number)
-        if short_bytes:
+        now_s = time.monotonic()
+        need = marks.need(usage).less(self._returning.still_bytes(now_s), 0)
+        short_bytes = state.rooms.short(number) - self._returning.still_bytes(now_s, RETURNS_S)
+        if short_bytes > 0:
             need = Need(max(need.size_bytes, short_bytes), max(need.inodes, 1))
+        if self._task is None and self._line.is_vain:
+            if short_bytes > 0:
+                self._give_up()
+            return Need()
         promised_bytes = state.reservations.unwritten(number)
         with self._mutex:
             if self._task is None and need:
-                if short_bytes:
+                if short_bytes > 0:
                     self._begin(Trigger.FULL)
                 elif marks.exceeded(usage, promised_bytes):
                     self._begin(Trigger.WATERMARK)
@@ -193,12 +210,6 @@ class Evictor:
                 task.size_bytes, f" ({reason})" if reason else "",
             )  # fmt: skip
 
-    def _unreturned_bytes(self) -> int:
-        now_s = time.monotonic()
-        while self._returning and self._returning[0][0] <= now_s:
-            self._returning.popleft()
-        return sum(size_bytes for _, size_bytes in self._returning)
-
     def _ahead_bytes(self, usage: Usage, need: Need) -> int:
         """Return how much is to be condemned: what has to go, and what will have to soon."""
         state = self._state
@@ -214,12 +225,12 @@ class Evictor:
     def _clean(self, need: Need) -> float:
         """Remove what is ripe, a batch; return when to go on."""
         assert self._task is not None, "there is a need"
-        state, task = self._state, self._task
+        task = self._task
         began_s = time.monotonic()
         units = self._line.take_ripe(need, BATCH)
         if not units:
-            if self._line.is_exhausted and not self._line:
-                state.rooms.give_up(self._number)
+            if self._line.is_vain:
+                self._give_up()
                 self._end(Result.SHORT, "everything else is in use, leased or pinned")
                 return BUSY_INTERVAL_S
             return RIPE_INTERVAL_S
@@ -227,6 +238,13 @@ class Evictor:
         busy_s = time.monotonic() - began_s
         # Reads come first, unless somebody waits for room.
         return 0.0 if task.trigger is Trigger.FULL else min(busy_s, RIPE_INTERVAL_S)
+
+    def _give_up(self) -> None:
+        """Nothing more may go: let nobody wait for it who cannot wait until something may."""
+        state, number = self._state, self._number
+        # What is being written may go as soon as it is finished.
+        is_written = state.reservations.files(number) > 0
+        state.rooms.give_up(number, time.monotonic() if is_written else self._line.again_s)
 
     def _remove(self, units: list[Unit], task: Task) -> None:
         state = self._state
@@ -243,14 +261,10 @@ class Evictor:
 
     def _give_back(self, size_bytes: int) -> None:
         """See to it that a measurement counts what was removed."""
-        self._freed_bytes += size_bytes
-        disk = self._state.carriers[self._number].disk
-        if self._counts_late:
-            with contextlib.suppress(OSError), self._state.on(self._number):
-                disk.sync()
-        returns_s = _RETURNS_S.get(disk.filesystem or "")
-        if returns_s is not None and size_bytes:
-            self._returning.append((time.monotonic() + returns_s, size_bytes))
+        self._returning.removed(size_bytes)
+        if self._frees_late and size_bytes:
+            with contextlib.suppress(OSError):
+                self._settle()
 
     # -- what was asked for
 

@@ -8,6 +8,7 @@ Concurrency: the evictor's thread only.
 """
 
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -50,11 +51,18 @@ class Line:
         self._at = {False: (0, 0), True: (MAIN, 0)}  # how far, by queue (is it the main one)
         self._is_last_round = False
         self._next_round_s = 0.0
-        self.is_exhausted = False  # the whole order was gone through, and nothing more may go
+        self._is_exhausted = False  # the whole order was gone through, and nothing more may go
+        self._soonest_s = math.inf  # when something that was passed over may go
+        self.again_s = math.inf  # the same, of the last time the whole order was gone through
 
     def __len__(self) -> int:
         """Return how many units wait."""
         return len(self._units)
+
+    @property
+    def is_vain(self) -> bool:
+        """Whether nothing is in the line, and nothing of the whole order can be put there now."""
+        return self._is_exhausted and not self._units
 
     @property
     def size_bytes(self) -> int:
@@ -110,7 +118,7 @@ class Line:
         """These were removed."""
         if not units:
             return
-        self.is_exhausted = False
+        self._is_exhausted = False
         if not self._state.order.uses_ghosts:
             return
         with self._state.catalog.read() as txn:
@@ -172,10 +180,11 @@ class Line:
         if next(self._order(txn), None) is not None:
             return
         self._at = {False: (0, 0), True: (MAIN, 0)}
-        self.is_exhausted = self._is_last_round
-        self._is_last_round = not self._is_last_round
-        if self.is_exhausted:
+        was_last, self._is_last_round = self._is_last_round, not self._is_last_round
+        if was_last:
+            self._is_exhausted = True  # until something is found
             self._next_round_s = time.monotonic() + AGAIN_S
+            self.again_s, self._soonest_s = self._soonest_s, math.inf
 
     def _move(self, nodes: list[Node]) -> None:
         """Put files to the end of the main queue, as the policy judged."""
@@ -204,10 +213,12 @@ class Line:
             return
         for member in unit.nodes:
             if not state.leases.condemn(member.id) and state.leases.ripe_s(member.id) is None:
+                self._soonest_s = min(self._soonest_s, state.leases.again_s(member.id))
                 return
         for member in unit.nodes:
             for parent, name in [(member.parent, member.name), *txn.links(member.id)]:
                 self._expire(member, parent, name)
+        self._is_exhausted = False
         self._units.append(unit)
         self._ids.update(unit.ids)
         self._size_bytes += unit.size_bytes
@@ -253,7 +264,7 @@ class Line:
         self._ids.clear()
         self._size_bytes = 0
         self._at = {False: (0, 0), True: (MAIN, 0)}
-        self._is_last_round = self.is_exhausted = False
+        self._is_last_round = self._is_exhausted = False
 
     def _leave(self, unit: Unit) -> None:
         self._ids.difference_update(unit.ids)

@@ -119,6 +119,16 @@ class Disk(Root):
         """What :meth:`known` needs."""
         return DiskTraits(self.device, self.filesystem, self.use_openat2, self.label_name)
 
+    @property
+    def counts_late(self) -> bool:
+        """Whether its file system counts what was written at its next commit only."""
+        return self.filesystem == "btrfs"
+
+    @property
+    def frees_late(self) -> bool:
+        """Whether its file system gives back what was removed some time later."""
+        return self.filesystem in ("btrfs", "xfs")
+
     # -- directories ------------------------------------------------------------------------------
 
     def make_dir(self, dir_fd: int, name: bytes, *, mode: int, uid: int, gid: int) -> None:
@@ -378,6 +388,13 @@ class Disk(Root):
     def sync(self) -> None:
         """Make all of the disk durable (syncfs); raises a writeback error that happened since."""
         syscalls.syncfs(self.root_fd)
+
+    def settle_removals(self) -> None:
+        """Have a file system that frees late free now what was removed, as far as it can."""
+        if self.filesystem == "xfs":
+            syscalls.xfs_free_removed(self.root_fd)
+        else:
+            self.sync()
 
     def handle(self, fd: int) -> bytes | None:
         """Return a handle that outlives the process and the name, None where unsupported."""

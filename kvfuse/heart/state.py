@@ -310,20 +310,21 @@ class PoolState:
         was_ghost = self.order.uses_ghosts and self.ghosts.take(node.parent, node.name)
         return self.order.committed(number, was_ghost=was_ghost)
 
-    def measure_room(self, number: int, *, is_settled: bool = True) -> None:
+    def measure_room(self, number: int, *, is_settled: bool | None = None) -> None:
         """Ask a disk whether it has room for new files; may block on it.
 
-        *is_settled*: the disk counts what was written before.
+        *is_settled*: the disk counts what was written before; None: if its file system does.
         """
         slot = self.slots[number]
         if slot.disk is None:
             return
         ended_bytes = self.reservations.ended(number)
+        began_s = time.monotonic()
         with self.on(number):
             space = slot.disk.space()
-        if is_settled:
+        if not slot.disk.counts_late if is_settled is None else is_settled:
             self.reservations.measured(number, ended_bytes)
-        self.rooms.measured(number, space, slot.disk.filesystem)
+        self.rooms.measured(number, space, slot.disk.filesystem, began_s)
         reserve_bytes = self.rules.reserve_bytes(space.capacity_bytes)
         room = space.available_bytes > reserve_bytes and (
             space.inodes_total == 0 or space.inodes_free > 0

@@ -12,6 +12,7 @@ Concurrency: any thread. ``watched`` is read without the mutex: what is not in i
 condemned, or is long gone.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -164,6 +165,11 @@ class Leases:
                 return watch.since_s
             case _:
                 return None
+
+    def again_s(self, node_id: int) -> float:
+        """Return when a file that is spared may go at the earliest (monotonic), else never."""
+        watch = self.watched.get(node_id)
+        return watch.until_s + self.ttl_s if isinstance(watch, _Spared) else math.inf
 
     def claim(self, node_ids: Collection[int]) -> bool:
         """Take files that may all go, to remove them; False when one may not: none is taken."""

@@ -20,6 +20,7 @@ class _Held(NamedTuple):
     estimate_bytes: int
     recorded_bytes: int = 0  # of it the catalog counts
     written_bytes: int = 0  # of it the disk counts
+    seen_bytes: int = 0  # what the file takes, counted or not
 
     @property
     def unrecorded_bytes(self) -> int:
@@ -40,7 +41,9 @@ class Reservations:
         self._by_disk: dict[int, int] = {}
         self._unwritten: dict[int, int] = {}
         self._files: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        self._ended: dict[int, int] = {}  # promised to files that ended, ever
+        self._covered: dict[int, int] = {}  # of these what a measurement covers
+        self._grown: dict[int, int] = {}
         self.learned = 0  # sizes of finished files
         self._promised: dict[tuple[int, bytes], int] = {}
         self._turn = -1
@@ -76,8 +79,7 @@ class Reservations:
         with self._mutex:
             held = self._held.get(node_id)
             if held is not None:
-                ended_bytes = self._ended.get(held.disk, 0) + held.unwritten_bytes
-                self._ended[held.disk] = ended_bytes
+                self._ended[held.disk] = self._ended.get(held.disk, 0) + held.unwritten_bytes
             self._replace(node_id, None)
 
     def finished(self, node_id: int, size_bytes: int) -> None:
@@ -86,17 +88,26 @@ class Reservations:
             held = self._held.get(node_id)
             if held is not None:
                 written_bytes = min(held.written_bytes, size_bytes)
+                held = self._seen(held, size_bytes)
                 held = held._replace(estimate_bytes=size_bytes, written_bytes=written_bytes)
                 self._replace(node_id, held)
 
     def ended(self, disk: int) -> int:
-        """Return how many bytes of ended reservations no measurement of *disk* covers yet."""
+        """Return how many bytes were promised on *disk* to files that ended meanwhile, ever."""
         return self._ended.get(disk, 0)
+
+    def unmeasured(self, disk: int) -> int:
+        """Return how many of the :meth:`ended` bytes no measurement of *disk* covers yet."""
+        return self._ended.get(disk, 0) - self._covered.get(disk, 0)
 
     def measured(self, disk: int, ended_bytes: int) -> None:
         """A measurement of *disk*, begun when that much was :meth:`ended`, covers it."""
         with self._mutex:
-            self._ended[disk] = max(0, self._ended.get(disk, 0) - ended_bytes)
+            self._covered[disk] = max(self._covered.get(disk, 0), ended_bytes)
+
+    def grown(self, disk: int) -> int:
+        """Return how many bytes files with a reservation on *disk* were seen to take, ever."""
+        return self._grown.get(disk, 0)
 
     def recorded(self, node_id: int, size_bytes: int) -> None:
         """The record of a file that is still written counts *size_bytes* of it by now."""
@@ -111,10 +122,12 @@ class Reservations:
             held = self._held.get(node_id)
             if held is None:
                 return
+            held = self._seen(held, size_bytes)
             if is_counted:
-                self._replace(node_id, held._replace(written_bytes=size_bytes))
+                held = held._replace(written_bytes=size_bytes)
             elif size_bytes > held.estimate_bytes:
-                self._replace(node_id, held._replace(estimate_bytes=size_bytes))
+                held = held._replace(estimate_bytes=size_bytes)
+            self._replace(node_id, held)
 
     def learn(self, kind: Kind, size_bytes: int) -> None:
         """A file of *kind* was finished with *size_bytes*."""
@@ -128,11 +141,16 @@ class Reservations:
 
     def unwritten(self, disk: int) -> int:
         """Return how many bytes are reserved on *disk* that no measurement of it covers yet."""
-        return self._unwritten.get(disk, 0) + self._ended.get(disk, 0)
+        return self._unwritten.get(disk, 0) + self.unmeasured(disk)
 
     def files(self, disk: int) -> int:
         """Return how many files that are written on *disk* have a reservation."""
         return self._files.get(disk, 0)
+
+    def _seen(self, held: _Held, size_bytes: int) -> _Held:
+        grown_bytes = self._grown.get(held.disk, 0) + size_bytes - held.seen_bytes
+        self._grown[held.disk] = grown_bytes
+        return held._replace(seen_bytes=size_bytes)
 
     def _replace(self, node_id: int, held: _Held | None) -> None:
         before = self._held.pop(node_id, None)

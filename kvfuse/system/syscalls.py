@@ -6,6 +6,7 @@ Names are bytes without NUL. Only ``disk`` and the drivers call these.
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 from collections.abc import Callable
@@ -35,6 +36,10 @@ _HANDLE_BYTES_MAX = 128
 _HANDLE_HEAD = struct.Struct("=Ii")  # handle_bytes, handle_type
 _STATFS_BYTES = 256  # struct statfs is 120 on 64-bit; only its first word is read
 _NS_PER_S = 1_000_000_000
+# linux/xfs_fs.h, xfs_fs_eofblocks: version, flags, uid, gid, project, pad; least size; pad
+_XFS_EOFBLOCKS = struct.Struct("=IIIIIIQ96x")
+_XFS_IOC_FREE_EOFBLOCKS = 2 << 30 | _XFS_EOFBLOCKS.size << 16 | ord("X") << 8 | 58
+_XFS_EOF_SYNC_MINSIZE = 1 << 0 | 1 << 4
 
 
 class _OpenHow(ctypes.Structure):
@@ -127,6 +132,15 @@ def renameat2(src_fd: int, src: bytes, dst_fd: int, dst: bytes, flags: int) -> N
 def syncfs(fd: int) -> None:
     """Write everything the filesystem of *fd* holds back; raises the first writeback error."""
     _checked(_syncfs, fd)
+
+
+def xfs_free_removed(fd: int) -> None:
+    """Have XFS give back now the room of files that were removed; *fd* is any file of it.
+
+    The call is for preallocations, of files of a size none has here; it waits for removals first.
+    """
+    wanted = _XFS_EOFBLOCKS.pack(1, _XFS_EOF_SYNC_MINSIZE, 0, 0, 0, 0, 1 << 62)
+    fcntl.ioctl(fd, _XFS_IOC_FREE_EOFBLOCKS, wanted)
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

@@ -7,6 +7,7 @@ and its record say so before the open is answered, and get a new generation at t
 import contextlib
 import errno
 import os
+import time
 
 from kvfuse.core.health import Fault, fault_of
 from kvfuse.core.intents import speaks_of
@@ -312,19 +313,29 @@ class Files:
     def write(self, fh: int, offset: int, data: bytes | memoryview) -> int:
         """Write *data* at *offset*; short only where the disk failed part-way."""
         file = self._writer(fh)
-        state = self._state
-        try:
-            with state.on(file.disk) as carriers:
-                written = carriers.disk.write(file.fd, data, offset)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            wait_s = WRITE_SHARE * state.rules.op_timeout_s
-            state.rooms.make_room(file.disk, len(data), wait_s=wait_s)
-            with state.on(file.disk) as carriers:
-                written = carriers.disk.write(file.fd, data, offset)
+        rest = memoryview(data)
+        deadline_s = time.monotonic() + WRITE_SHARE * self._state.rules.op_timeout_s
+        while True:
+            try:
+                with self._state.on(file.disk) as carriers:
+                    rest = rest[
+                        carriers.disk.write(file.fd, rest, offset + len(data) - len(rest)) :
+                    ]
+            except OSError as exc:
+                if not self._makes_room(exc, file.disk, len(rest), deadline_s):
+                    if len(rest) == len(data):
+                        raise
+                    break  # what was written counts
+            if not rest:
+                break
         self._refresh(file)
-        return written
+        return len(data) - len(rest)
+
+    def _makes_room(self, exc: OSError, number: int, size_bytes: int, deadline_s: float) -> bool:
+        """Whether it helps to try again: a disk had no room for *size_bytes*, and has some now."""
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return False
+        return self._state.rooms.make_room(number, size_bytes, deadline_s=deadline_s)
 
     def fsync(self, fh: int, *, data_only: bool) -> None:
         """Make the bytes of an open file durable."""
@@ -337,8 +348,15 @@ class Files:
         file = self._writer(fh)
         if not mode & ~FALLOC_KEEP_SIZE:
             self._check_size(file, offset + length)
-        with self._state.on(file.disk) as carriers:
-            carriers.disk.fallocate(file.fd, mode, offset, length)
+        deadline_s = time.monotonic() + WRITE_SHARE * self._state.rules.op_timeout_s
+        while True:
+            try:
+                with self._state.on(file.disk) as carriers:
+                    carriers.disk.fallocate(file.fd, mode, offset, length)
+                break
+            except OSError as exc:
+                if not self._makes_room(exc, file.disk, length, deadline_s):
+                    raise
         self._refresh(file)
 
     def lseek(self, fh: int, offset: int, whence: int) -> int:
