@@ -142,7 +142,7 @@ def test_reference_names_the_verbs_of_the_socket_that_only_read(service):
     """The table of verbs has those that everybody may call who may ask."""
     rows = re.findall(r"^\| (`.*?) \|", section("Control socket"), re.MULTILINE)
     named = {verb for row in rows for verb in re.findall(r"`([a-z]+)`", row)}
-    assert named - {"verb", "args"} == service.READING_VERBS | {"clean", "stop"}
+    assert named - {"verb", "args"} == service.READING_VERBS | {"clean", "fsck", "stop"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
