@@ -21,6 +21,7 @@ from kvfuse.core.settings import (
     HealthSettings,
     MetadataCacheSettings,
     PoolSettings,
+    RecoverySettings,
     SpaceSettings,
     conflicts,
     space_conflicts,
@@ -36,6 +37,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "space": SpaceSettings,
     "metadata_cache": MetadataCacheSettings,
     "health": HealthSettings,
+    "recovery": RecoverySettings,
     "control": ControlSettings,
 }
 
@@ -49,6 +51,7 @@ class Config(BaseModel):
     space: SpaceSettings = SpaceSettings()
     metadata_cache: MetadataCacheSettings = MetadataCacheSettings()
     health: HealthSettings = HealthSettings()
+    recovery: RecoverySettings = RecoverySettings()
     control: ControlSettings = ControlSettings()
 
     def socket_path(self, pool: str) -> str:

@@ -31,6 +31,7 @@ NEGATIVE_TTL_S_MAX = 86_400.0
 LEASE_TTL_S_MAX = 3600.0
 PIN_CHARS_MAX = 255
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
+FILES_PER_S_MAX = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,18 @@ class HealthSettings(_Section):
     op_timeout: Annotated[
         Seconds, _within(OP_TIMEOUT_S_MIN, OP_TIMEOUT_S_MAX, quantities.format_duration)
     ] = 5.0
+
+
+class RecoverySettings(_Section):
+    """What is read beside clients: files of each disk a second, 0 without limit.
+
+    *check_after* seconds catalog and disks are compared where nothing had to be read; 0: never.
+    """
+
+    scan_files_per_s: Annotated[int, _within(0, FILES_PER_S_MAX, _number)] = 0
+    check_after: Annotated[
+        Seconds, _within(0, quantities.DURATION_S_MAX, quantities.format_duration)
+    ] = 300.0
 
 
 class ControlSettings(_Section):

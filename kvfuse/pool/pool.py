@@ -18,6 +18,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvfuse.catalog import soundness
 from kvfuse.catalog.catalog import Catalog
@@ -26,12 +27,14 @@ from kvfuse.cleaning.cleanups import Cleanups
 from kvfuse.core.config import Config
 from kvfuse.core.eviction import Pins, Watermarks
 from kvfuse.core.records import NO_DISK, DirEntry
+from kvfuse.core.settings import RecoverySettings
 from kvfuse.disks.diskset import DiskSet
 from kvfuse.heart.handletable import HandleTable, OpenSlot
 from kvfuse.heart.homes import judge_homes
 from kvfuse.heart.rules import Rules
 from kvfuse.heart.state import Keeper, Outliving, PoolState
 from kvfuse.pool.audit import Audits
+from kvfuse.pool.reconciling import Reconciling
 from kvfuse.pool.recovery import recover
 from kvfuse.pool.report import Report, StatFs
 from kvfuse.pool.resume import restore_handles, write_facts
@@ -65,6 +68,7 @@ class Pool:
         arrivals: Arrivals,
         snapshot: Path,
         opens: dict[int, list[OpenSlot]],
+        recovery: RecoverySettings,
     ) -> None:
         self.opens = opens  # taken over from the server before, by id
         self._state = state
@@ -74,11 +78,12 @@ class Pool:
         names = Names(state, files)
         attributes = Attributes(state, files)
         self._arrivals = arrivals
-        self._scanner = Scanner(state, arrivals, 0)
-        report = Report(state, disks, self._scanner)
+        self._scanner = Scanner(state, arrivals, recovery.scan_files_per_s)
+        self._audits = Audits(state)
+        self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
+        report = Report(state, disks, self._recovery)
         lingering = Lingering(state, files, Renames(state, files, names))
         self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
-        self._audits = Audits(state)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
@@ -115,18 +120,22 @@ class Pool:
         self.note_timeout = state.note_timeout
         self.request = state.request
         self.handles = state.handles
-        self._take_over_closes()
-        self._upkeep.start()
-        self._scanner.start()
+        self._begin()
 
-    def _take_over_closes(self) -> None:
-        """See to what the server before had still to settle."""
+    def _begin(self) -> None:
+        """See to what the server before had still to settle, and let all threads work."""
         with self._state.catalog.read() as txn:
             pending = txn.pending()
         for node_id in pending:
             inode = self.handles.inode(node_id)
             if inode is None or not inode.writers:
                 self._files.closes.put_off(node_id)
+        self._upkeep.start()
+        self._scanner.start()
+        self._reconciling.start()
+
+    def _recovery(self) -> dict[str, Any]:
+        return {**self._scanner.summary(), "check": self._reconciling.summary()}
 
     # -- reading
 
@@ -302,6 +311,7 @@ class Pool:
     def close(self, clean: bool = True) -> None:
         """Take the pool down; *clean* leaves a catalog that is believed after a boot."""
         state = self._state
+        self._reconciling.stop(timeout_s=_STOP_TIMEOUT_S)
         self._audits.stop(timeout_s=_STOP_TIMEOUT_S)
         self._scanner.stop(timeout_s=_STOP_TIMEOUT_S)
         self._arrivals.save()
@@ -396,7 +406,7 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
         _read_small(arrivals, read_for_s)
         _vouch(state)
         write_facts(disks, run_dir)
-    return Pool(state, disks, arrivals, snapshot, opens)
+    return Pool(state, disks, arrivals, snapshot, opens, config.recovery)
 
 
 def _read_small(arrivals: Arrivals, budget_s: float) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvfuse.catalog.transaction import Txn
@@ -13,7 +14,6 @@ from kvfuse.disks.disk import Space
 from kvfuse.disks.diskset import DiskSet, Slot
 from kvfuse.heart.backlog import Backlog, backlogs, condemned
 from kvfuse.heart.state import PoolState
-from kvfuse.scan.scanner import Scanner
 
 STATFS_BLOCK_BYTES = 4096
 _ASIDE_S = 60.0  # what stood in the way is counted once in that time
@@ -36,10 +36,12 @@ class StatFs(NamedTuple):
 class Report:
     """Facts about a mounted pool."""
 
-    def __init__(self, state: PoolState, disks: DiskSet, scanner: Scanner) -> None:
+    def __init__(
+        self, state: PoolState, disks: DiskSet, recovery: Callable[[], dict[str, Any]]
+    ) -> None:
         self._state = state
         self._disks = disks
-        self._scanner = scanner
+        self._recovery = recovery
         self._disk_ids: dict[int, str] = {}
         self._asides: dict[int, tuple[float, Aside | None]] = {}  # monotonic end of validity
         self._backlog_seen: tuple[int, dict[bytes, set[int]]] = (-1, {})
@@ -120,7 +122,7 @@ class Report:
                 "placement": self._state.rules.policy.value,
                 "serve_displaced": self._state.rules.serve_displaced,
             },
-            "recovery": self._scanner.summary(),
+            "recovery": self._recovery(),
             "space": {
                 "capacity_bytes": sum(row["capacity_bytes"] for row in seen),
                 "used_bytes": sum(row["used_bytes"] for row in seen),

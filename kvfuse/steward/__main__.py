@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from kvfuse.disks.disk import Disk, DiskTraits
 from kvfuse.disks.sighting import Haul, Reader
@@ -17,25 +18,36 @@ from kvfuse.scan.reading import Job, Line, Report, Work
 
 _HAUL = 512  # records: the server takes them in with one transaction of a millisecond or two
 _NICE = 10
+_HAULS_PER_S = 10  # where files are read slowly: what clients ask for waits for one of them at most
 
 
 class Steward:
     """Reads directories as it is told."""
 
-    def __init__(self, line: Line, job: Job, root_fd: int) -> None:
+    def __init__(
+        self,
+        line: Line,
+        job: Job,
+        root_fd: int,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self._line = line
         self._rate = job.files_per_s
+        self._now_s, self._sleep = now_s, sleep
         traits = DiskTraits(job.device, job.filesystem, job.use_openat2, job.label_name)
         self._disk = Disk.known(job.path, root_fd, traits)
-        self._reader = Reader(self._disk, job.terms, self._send, _HAUL)
-        self._next_s = time.monotonic()
+        full = min(_HAUL, max(1, int(self._rate / _HAULS_PER_S))) if self._rate else _HAUL
+        self._reader = Reader(self._disk, job.terms, self._send, full)
+        self._next_s = now_s()
 
     def run(self) -> None:
         """Work until the server has no more."""
         while (work := self._line.receive(Work)) is not None:
             for dir_id, path in work.directories:
                 self._read(dir_id, path)
-            self._line.send(Report(self._reader.taken(), asks=True))
+            self._send(self._reader.taken(), asks=True)
             os.chdir("/")
 
     def _read(self, dir_id: int, path: bytes) -> None:
@@ -49,11 +61,12 @@ class Steward:
         finally:
             os.close(dir_fd)
 
-    def _send(self, haul: Haul) -> None:
+    def _send(self, haul: Haul, *, asks: bool = False) -> None:
+        """Send what was read; then rest as long as the rate wants."""
+        self._line.send(Report(haul, asks=asks))
         if self._rate:
-            self._next_s = max(self._next_s, time.monotonic()) + haul.size / self._rate
-            time.sleep(max(0.0, self._next_s - time.monotonic()))
-        self._line.send(Report(haul, asks=False))
+            self._next_s = max(self._next_s, self._now_s()) + haul.size / self._rate
+            self._sleep(max(0.0, self._next_s - self._now_s()))
 
 
 def main(socket_fd: int, root_fd: int) -> None:

@@ -56,6 +56,7 @@ def test_only_the_disks_are_needed():
     assert (config.space.eviction, config.space.stale_first) == ("lru", True)
     assert config.metadata_cache.negative_ttl_secs == 1
     assert config.health.op_timeout == 5
+    assert (config.recovery.scan_files_per_s, config.recovery.check_after) == (0, 300.0)
     assert config.socket_path("p") == "/run/kvfuse/p/control.sock"
 
 
@@ -92,6 +93,9 @@ def test_every_key_is_read():
         negative_ttl_secs = 0
         [health]
         op_timeout = "250ms"
+        [recovery]
+        scan_files_per_s = 5000
+        check_after = "10m"
         [control]
         socket = "/r/s.sock"
         """
@@ -110,6 +114,7 @@ def test_every_key_is_read():
     assert (config.space.eviction, config.space.stale_first) == ("s3fifo", False)
     assert config.metadata_cache.negative_ttl_secs == 0
     assert config.health.op_timeout == 0.25
+    assert (config.recovery.scan_files_per_s, config.recovery.check_after) == (5000, 600.0)
     assert config.socket_path("p") == "/r/s.sock"
     assert {row.origin for row in resolved.rows()} == {"file /etc/k.toml"}
 
@@ -204,7 +209,7 @@ def test_rows_can_be_written_as_a_file():
     assert rows["health.op_timeout"] == "5s"
     assert rows["pool.disks"][0] == {"path": "/mnt/a", "weight": 1.0, "mode": "rw"}
     assert next(iter(rows)) == "pool.mountpoint"
-    assert len(rows) == 24
+    assert len(rows) == 26
 
 
 F = "/etc/k.toml: "
@@ -277,6 +282,11 @@ BAD = [
     (DISKS + "[metadata_cache]\nnegative_ttl_secs=-1", CACHE + "-1 is out of range; write 0 to "),
     (DISKS + "[metadata_cache]\nnegative_ttl_secs=nan", CACHE + "nan is out of range; "),
     (DISKS + "[health]\nop_timeout=5", F + "health.op_timeout: 5 is no duration; write "),
+    (
+        DISKS + "[recovery]\nscan_files_per_s=-1",
+        F + "recovery.scan_files_per_s: -1 is out of range; write 0 to ",
+    ),
+    (DISKS + "[recovery]\ncheck_after='2y'", F + "recovery.check_after: '2y' is no duration; "),
     (DISKS + "[health]\nop_timeout='0s'", F + "health.op_timeout: 0s is out of range; "),
     (DISKS + "[health]\nop_timeout='2h'", F + "health.op_timeout: 2h is out of range; write "),
 ]  # fmt: skip

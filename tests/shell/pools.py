@@ -142,6 +142,7 @@ class Box:
         self.placement = placement
         self.serve_displaced = True
         self.space: dict[str, object] = {"reserve": 0}
+        self.recovery: dict[str, object] = {}
         self._uuids = itertools.count(1)  # the same for every box: names have the same owners
         self.pool: Pool | None = None
         self.disks: DiskSet | None = None
@@ -157,7 +158,8 @@ class Box:
             "serve_displaced": self.serve_displaced,
             "allow_shared_device": True,
         }
-        return Config.model_validate({"pool": pool, "space": self.space})
+        sections = {"pool": pool, "space": self.space, "recovery": self.recovery}
+        return Config.model_validate(sections)
 
     def open(
         self, paths: list[Path] | None = None, *, upkeep: bool = True, at_once: bool = False
@@ -201,6 +203,7 @@ class Box:
         if self.pool is None or self.disks is None:
             return
         state = self.pool._state
+        self.pool._reconciling.stop(timeout_s=10)
         self.pool._scanner.stop(timeout_s=10)
         self.pool._upkeep.stop(timeout_s=10)
         for file in state.handles.all():
