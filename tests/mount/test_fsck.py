@@ -16,27 +16,44 @@ pytestmark = pytest.mark.timeout(300)
 CLIENTS = 2
 ROUNDS = 4
 
-# Puts, replaces, reads and unlinks files as connectors do, and moves their directories.
+# Puts, replaces, reads and unlinks files as connectors do, moves their directories, and leaves
+# some behind, so that others are evicted.
 CLIENT = """
-import os, sys
+import errno, os, sys
 base, done = sys.argv[1], 0
-while True:
-    directory = f"{base}-{done % 3}"
+
+def put(path, size):
+    with open(f"{path}_{os.getpid()}.tmp", "wb") as file:
+        file.write(b"k" * size)
+    os.rename(f"{path}_{os.getpid()}.tmp", path)
+
+def a_round(directory):
     os.makedirs(directory, exist_ok=True)
     for number in range(8):
-        for length in (1000, 70000):
-            with open(f"{directory}/{number}.bin_{os.getpid()}.tmp", "wb") as file:
-                file.write(b"k" * length)
-            os.rename(f"{directory}/{number}.bin_{os.getpid()}.tmp", f"{directory}/{number}.bin")
+        put(f"{directory}/{number}.bin", 1000)
+        put(f"{directory}/{number}.bin", 70000)
         with open(f"{directory}/{number}.bin", "rb") as file:
             assert len(file.read()) == 70000
+        put(f"{base}-left-{done}-{number}.bin", 100000)
+    os.link(f"{directory}/0.bin", f"{directory}/link.bin")
+    with open(f"{directory}/1.bin", "r+b") as file:
+        file.write(b"in place")
+    os.chmod(f"{directory}/2.bin", 0o600)
     os.rename(directory, f"{directory}-moved")
-    for number in range(8):
-        os.unlink(f"{directory}-moved/{number}.bin")
+    for name in os.listdir(f"{directory}-moved"):
+        os.unlink(f"{directory}-moved/{name}")
     os.rmdir(f"{directory}-moved")
+
+while True:
+    try:
+        a_round(f"{base}-{done}")
+    except OSError as exc:
+        if exc.errno not in (errno.ENOENT, errno.ENOSPC, errno.ENOTEMPTY):
+            raise
     done += 1
     print(done, flush=True)
 """
+SETTINGS = {"space": {"lease_ttl": "100ms"}}
 
 
 def fsck(mount: Mounted, *arguments: str) -> tuple[int, dict]:
@@ -51,8 +68,11 @@ def fsck(mount: Mounted, *arguments: str) -> tuple[int, dict]:
 
 
 def test_nothing_is_wrong_while_clients_go_on(setup: str, tmp_path: Path) -> None:
-    """Two clients put and unlink: not one finding, with and without --repair, and no error."""
-    with loop_disks(2) as (_, disks), Mounted(tmp_path, disks, setup=setup) as mount:
+    """Two clients put and unlink, files are evicted: not one finding, with or without --repair."""
+    with (
+        loop_disks(2) as (_, disks),
+        Mounted(tmp_path, disks, setup=setup, settings=SETTINGS) as mount,
+    ):
         for number in range(200):
             (mount.path / f"{number}.bin").write_bytes(b"x" * number)
         clients = [
@@ -71,6 +91,7 @@ def test_nothing_is_wrong_while_clients_go_on(setup: str, tmp_path: Path) -> Non
                 assert (code, told["findings"]) == (0, [])
                 assert told["compared"] > 200
             assert all(client.poll() is None for client in clients), "a client has failed"
+            assert "(watermark): removed" in mount.log.read_text()
         finally:
             for client in clients:
                 client.kill()
