@@ -2,7 +2,8 @@
 
 Tables: ``entries`` (directory id, name) -> child, ``children`` (directory id, cookie) -> entry,
 ``nodes`` id -> record, ``pending`` ids being written, ``links`` id -> further names, ``xattrs``
-(directory id, attribute) -> value, ``intents``, ``chores`` and ``parked`` chores, ``disks`` number
+(directory id, attribute) -> value, ``intents`` (most are said in :mod:`kvfuse.catalog.intenttable`
+instead), ``chores`` and ``parked`` chores, ``disks`` number
 -> disk id, ``usage`` number -> (files, blocks), ``results`` ring slot -> request
 done, ``orphans`` id -> file without a name that is open, ``recency`` (disk number, access, id) of
 every committed file, in order of last use, ``meta``. While disks are scanned: ``todo`` (disk
@@ -29,9 +30,11 @@ from typing import Any
 import lmdb
 
 from kvfuse.catalog import soundness
+from kvfuse.catalog.intenttable import IntentTable
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core import records
 from kvfuse.core.errors import CatalogDamagedError
+from kvfuse.core.intents import Create, Intent, Move, pack
 
 MAP_BYTES = 64 << 30  # address space only: the file is sparse, and filled as it is used
 AHEAD_BYTES = 16 << 20  # a batch of 256 records takes one or two of these
@@ -57,6 +60,7 @@ class Catalog:
         self.path = path
         self.floor = 0  # while disks are scanned: dropped records with an id below are noted
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._said = IntentTable(path)
         _refuse_truncated(path / "data.mdb")
         try:
             # lib_version: the two engines inside py-lmdb cannot read each other's files, and an
@@ -84,7 +88,7 @@ class Catalog:
 
     def read(self) -> Txn:
         """Begin a reading transaction: one consistent view."""
-        return Txn(self.db, self._env.begin(), None)
+        return Txn(self.db, self._env.begin(), self._said, None)
 
     def write(self) -> Txn:
         """Begin the writing transaction; waits for the other writer."""
@@ -94,7 +98,29 @@ class Catalog:
         except BaseException:
             txn.abort()
             raise
-        return Txn(self.db, txn, self.commit, self.floor)
+        return Txn(self.db, txn, self._said, self.commit, self.floor)
+
+    def say(self, number: int, intent: Intent) -> None:
+        """Say what is about to be done: a step of every protocol, like :meth:`commit`.
+
+        Of exchanges and links nobody could tell later whether they have been recorded: they are
+        said in a transaction, and dropped in that which records them.
+
+        Raises:
+            OSError: ENOSPC, the catalog takes no more.
+        """
+        is_telling = isinstance(intent, Create | Move)
+        if not (is_telling and self._said.say(number, pack(intent))):
+            with self.write() as txn:
+                txn.put_intent(number, intent)
+
+    def settled(self, number: int) -> None:
+        """Forget what was said: it did not happen, or is recorded."""
+        if number in self._said:
+            self._said.drop(number)
+        else:
+            with self.write() as txn:
+                txn.drop_intent(number)
 
     def _allocate(self) -> None:
         """Let every page the next transaction can take be there; the caller is the writer.
@@ -144,6 +170,7 @@ class Catalog:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+        self._said.close()
         os.close(self._data_fd)
 
 

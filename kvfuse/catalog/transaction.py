@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import lmdb
 
+from kvfuse.catalog.intenttable import IntentTable
 from kvfuse.core import records
 from kvfuse.core.eviction import MAIN
 from kvfuse.core.intents import (
@@ -43,20 +44,23 @@ class Txn:
     Commits when its ``with`` block ends normally; an exception leaves nothing of it.
     """
 
-    __slots__ = ("_commit", "_db", "_deltas", "_floor", "_txn")
+    __slots__ = ("_commit", "_db", "_deltas", "_floor", "_said", "_settled", "_txn")
 
     def __init__(
         self,
         db: Mapping[bytes, Any],
         txn: lmdb.Transaction,
+        said: IntentTable,
         commit: Callable[[lmdb.Transaction], None] | None,
         floor: int = 0,
     ) -> None:
-        """Begin over the tables *db*; one that writes ends with *commit*.
+        """Begin over the tables *db* and the intents *said*; one that writes ends with *commit*.
 
         Records below *floor* that are dropped are noted in ``gone``.
         """
         self._db = db
+        self._said = said
+        self._settled: list[int] = []
         self._floor = floor
         self._commit = commit
         # Any: py-lmdb's types allow for buffers=True, which is not used here
@@ -83,6 +87,8 @@ class Txn:
             self._commit(self._txn)
         except lmdb.Error as failure:
             raise no_room(failure) from failure
+        for number in self._settled:
+            self._said.drop(number)
 
     def cursor(self, table: bytes) -> Any:  # noqa: ANN401 - py-lmdb's
         """Return a cursor on a table, for those who take in many records at once."""
@@ -231,11 +237,16 @@ class Txn:
     def intents(self) -> list[tuple[int, Intent]]:
         """Return (number, intent) of all that were said and not finished, oldest first."""
         cursor = self._txn.cursor(db=self._db[b"intents"])
-        return [(records.unpack_id(key), unpack_intent(value)) for key, value in cursor]
+        found = [(records.unpack_id(key), value) for key, value in cursor]
+        return [
+            (number, unpack_intent(value)) for number, value in sorted(found + self._said.all())
+        ]
 
     def intent(self, number: int) -> Intent | None:
         """Return what was said under *number*, None when it is settled."""
-        value = self._txn.get(records.pack_id(number), db=self._db[b"intents"])
+        value = self._said.get(number)
+        if value is None:
+            value = self._txn.get(records.pack_id(number), db=self._db[b"intents"])
         return None if value is None else unpack_intent(value)
 
     def is_behind(self, disk: int) -> bool:
@@ -413,13 +424,22 @@ class Txn:
             db=self._db[b"links"],
         )
 
+    def keep_said(self) -> None:
+        """Take what is said beside the catalog into it: only then a copy of it has it, too."""
+        for number, value in self._said.all():
+            self._txn.put(records.pack_id(number), value, db=self._db[b"intents"])
+            self._settled.append(number)
+
     def put_intent(self, number: int, intent: Intent) -> None:
         """Say what is about to be done."""
         self._txn.put(records.pack_id(number), pack(intent), db=self._db[b"intents"])
 
     def drop_intent(self, number: int) -> None:
         """It happened, or it did not: either way it is settled."""
-        self._txn.delete(records.pack_id(number), db=self._db[b"intents"])
+        if number in self._said:
+            self._settled.append(number)  # once this is committed
+        else:
+            self._txn.delete(records.pack_id(number), db=self._db[b"intents"])
 
     def put_chore(self, disk: int, number: int, chore: Chore) -> None:
         """Append to the backlog of *disk*."""

@@ -90,6 +90,11 @@ def _take_back_create(state: PoolState, intent: Create, number: int) -> None:
 
 
 def _settle_move(state: PoolState, intent: Move, number: int) -> bool:
+    with state.catalog.read() as txn:
+        node = txn.child(intent.new_parent, intent.new_name)
+    if node is not None and (node.id, node.generation) == (intent.id, intent.generation):
+        drop(state, number)  # all that was missing
+        return True
     carriers = state.carriers[intent.disk]
     found = found_at(carriers, intent.new_parent, intent.new_name)
     if found is None or found.st_ino != intent.ino:
@@ -305,5 +310,4 @@ def rebind(state: PoolState, node_id: int, place: tuple[int, bytes]) -> None:
 
 def drop(state: PoolState, number: int) -> None:
     """Forget an intent that is settled."""
-    with state.catalog.write() as txn:
-        txn.drop_intent(number)
+    state.catalog.settled(number)

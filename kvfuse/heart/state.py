@@ -407,15 +407,14 @@ class PoolState:
         number = self.next_id()
         disks = disks_of(intent)
         try:
-            with self.catalog.write() as txn:
-                txn.put_intent(number, intent)
+            self.catalog.say(number, intent)
+            with self.catalog.read() as txn:
                 behind = [disk for disk in disks if txn.is_behind(disk)]
             for disk in behind:
                 with self.on(disk) as carriers:
                     carriers.drain()
         except BaseException:
-            with self.catalog.write() as txn:
-                txn.drop_intent(number)
+            self.catalog.settled(number)
             raise
         return number
 

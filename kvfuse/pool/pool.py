@@ -326,6 +326,7 @@ class Pool:
             with state.catalog.write() as txn:
                 txn.put_meta(b"floor", b"%d" % state.numbers.floor())
                 txn.put_meta(b"clean", b"1")
+                txn.keep_said()
             try:
                 state.catalog.snapshot(self._snapshot)
             except OSError as exc:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvfuse.catalog.catalog import Catalog
+from kvfuse.catalog.intenttable import IntentTable
 from kvfuse.disks.disk import Disk
 from kvfuse.pool.pool import Pool
 
@@ -110,12 +111,27 @@ class FaultyCatalog(Catalog):
         self.faults.step("commit", self, lambda: super(FaultyCatalog, self).commit(txn), txn.abort)
 
 
+class FaultyIntentTable(IntentTable):
+    """A real table in which to say and to drop are steps."""
+
+    faults: Faults
+
+    def say(self, number: int, intent: bytes) -> bool:
+        said = functools.partial(super().say, number, intent)
+        return bool(self.faults.step("say", self, said, _nothing))
+
+    def drop(self, number: int) -> None:
+        self.faults.step("drop", self, functools.partial(super().drop, number), _nothing)
+
+
 def make_faulty(pool: Pool) -> Faults:
     """Turn the disks and the catalog of *pool* into ones that can fail."""
     faults = Faults()
     state = pool._state
     state.catalog.__class__ = FaultyCatalog
     state.catalog.faults = faults  # type: ignore[attr-defined]
+    state.catalog._said.__class__ = FaultyIntentTable
+    state.catalog._said.faults = faults
     for carriers in state.carriers.values():
         carriers.disk.__class__ = FaultyDisk
         carriers.disk.faults = faults  # type: ignore[attr-defined]
