@@ -79,9 +79,12 @@ class IntentTable:
         offset = self._offsets.get(number)
         if offset is None:
             return None
+        head = _HEAD.unpack_from(self._map, offset)
         begin = offset + _HEAD.size
-        _, length, _ = _HEAD.unpack_from(self._map, offset)
-        return self._map[begin : begin + length]
+        intent = self._map[begin : begin + head[1]]
+        # Read in another process the slot may be another's by now.
+        is_whole = head == _HEAD.unpack_from(self._map, offset) == (_SAID, len(intent), number)
+        return intent if is_whole else None
 
     def all(self) -> list[tuple[int, bytes]]:
         """Return (number, intent) of all that is said."""

@@ -10,6 +10,7 @@ from typing import Any
 import lmdb
 
 from kvfuse.catalog.catalog import MAP_BYTES, TABLES
+from kvfuse.catalog.intenttable import IntentTable
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core.errors import CatalogDamagedError
 
@@ -23,6 +24,7 @@ class CatalogReader:
         Raises:
             CatalogDamagedError: it cannot be opened.
         """
+        self._path = path
         try:
             self._env = lmdb.open(
                 str(path), map_size=MAP_BYTES, max_dbs=32, readonly=True, create=False,
@@ -37,7 +39,9 @@ class CatalogReader:
 
     def read(self) -> Txn:
         """Begin a reading transaction: one consistent view."""
-        return Txn(self._db, self._env.begin(), None)
+        # The table first: what is dropped from it meanwhile is recorded in what is seen then.
+        said = IntentTable(self._path)
+        return Txn(self._db, self._env.begin(), said, None)
 
     def bytes_used(self) -> int:
         """Return how far into its file the catalog reaches; grows while an old state is read."""

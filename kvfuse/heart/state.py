@@ -395,28 +395,32 @@ class PoolState:
 
     # -- intents
 
-    def say(self, intent: Intent) -> int:
+    def say(self, intent: Intent, *, is_idle: bool = False) -> int:
         """Say what is about to be done, and return the number it has until it is settled.
 
         The names in it are locked by the caller. What the disks still have to put at a path is
-        done first: it would find the new file in its way.
+        done first: it would find the new file in its way. *is_idle*: the caller has seen, under
+        these locks, that there is no such thing.
 
         Raises:
             OSError: a disk failed; nothing is said.
         """
         number = self.next_id()
-        disks = disks_of(intent)
         try:
             self.catalog.say(number, intent)
-            with self.catalog.read() as txn:
-                behind = [disk for disk in disks if txn.is_behind(disk)]
-            for disk in behind:
-                with self.on(disk) as carriers:
-                    carriers.drain()
+            if not is_idle:
+                self._catch_up(disks_of(intent))
         except BaseException:
             self.catalog.settled(number)
             raise
         return number
+
+    def _catch_up(self, numbers: set[int]) -> None:
+        with self.catalog.read() as txn:
+            behind = [disk for disk in numbers if txn.is_behind(disk)]
+        for disk in behind:
+            with self.on(disk) as carriers:
+                carriers.drain()
 
     def relieve(self) -> None:
         """Help disks that have much to do with directories, before more is added.

@@ -82,7 +82,8 @@ class Pool:
         self._audits = Audits(state)
         self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
         report = Report(state, disks, self._recovery)
-        lingering = Lingering(state, files, Renames(state, files, names))
+        lingering = Lingering(state, files)
+        renames = Renames(state, files, lingering)
         self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
@@ -94,7 +95,7 @@ class Pool:
         self.unlink = names.unlink
         self.mkdir = names.mkdir
         self.rmdir = names.rmdir
-        self.rename = lingering.rename
+        self.rename = renames.rename
         self.getattr = attributes.getattr
         self.setattr = attributes.setattr
         self.getxattr = attributes.getxattr

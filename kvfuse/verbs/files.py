@@ -131,9 +131,7 @@ class Files:
         except BaseException:
             state.reservations.end(node.id)
             raise
-        if writable:
-            self._refresh(file)
-        else:
+        if not writable:
             state.reservations.end(node.id)
             with state.locks.hold(("inode", node.id)):
                 self.closes.settle(node, fd)

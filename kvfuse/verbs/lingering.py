@@ -8,14 +8,16 @@ kept open, and who still asks for it gets it, as he would there.
 Concurrency: any thread; one mutex, held for a few statements.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 
+from kvfuse.core.records import Node
 from kvfuse.heart.state import PoolState
 from kvfuse.verbs.files import Files
-from kvfuse.verbs.renames import RENAME_EXCHANGE, Renames
 
 _log = logging.getLogger(__name__)
 
@@ -24,41 +26,34 @@ KEPT_MAX = 64  # each holds a descriptor, and its file's room on the disk
 
 
 class Lingering:
-    """The verb that renames, keeping what it replaces."""
+    """What renames have just replaced."""
 
-    def __init__(self, state: PoolState, files: Files, renames: Renames) -> None:
+    def __init__(self, state: PoolState, files: Files) -> None:
         self._state = state
         self._files = files
-        self._renames = renames
         self._mutex = threading.Lock()
         self._kept: deque[tuple[float, int]] = deque()  # until when (monotonic), handle
 
-    def rename(
-        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
-    ) -> None:
-        """Rename, replace or exchange; *flags* as renameat2(2)."""
-        fh = None if flags & RENAME_EXCHANGE else self._open_target(new_parent, new_name)
-        if fh is None:
-            self._renames.rename(parent, name, new_parent, new_name, flags)
-            return
+    @contextlib.contextmanager
+    def while_replaced(self, target: Node) -> Iterator[None]:
+        """Keep *target*, whose name is locked, if what is done meanwhile replaces it."""
+        fh = self._open(target) if target.is_regular else None
         try:
-            self._renames.rename(parent, name, new_parent, new_name, flags)
+            yield
         except BaseException:
-            self._close(fh)
+            if fh is not None:
+                self._close(fh)
             raise
-        with self._mutex:
-            self._kept.append((time.monotonic() + KEPT_S, fh))
+        if fh is not None:
+            with self._mutex:
+                self._kept.append((time.monotonic() + KEPT_S, fh))
 
-    def _open_target(self, parent: int, name: bytes) -> int | None:
-        """Return a handle of the file that is about to be replaced, if there is one."""
-        with self._state.catalog.read() as txn:
-            node = txn.child(parent, name)
-        if node is None or not node.is_regular or not self._state.visible(node):
-            return None
+    def _open(self, target: Node) -> int | None:
+        """Return a handle of the file that is about to be replaced, if it can be had."""
         request = self._state.request
         unique, request.unique = request.unique, 0  # no client's: the next server lets go of it
         try:
-            return self._files.open(node.id, 0)
+            return self._files.open(target.id, 0, locked=(target.parent, target.name))
         except OSError:  # it cannot be opened now: nobody else could either
             return None
         finally:

@@ -62,6 +62,7 @@ class Names:
             with state.catalog.read() as txn:
                 directory = state.directory(txn, parent)
                 old = namespace.visible_child(state, txn, parent, name)
+                is_idle = txn.is_idle
             if old is not None:
                 if flags & os.O_EXCL:
                     raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -70,7 +71,9 @@ class Names:
                     return found
             bits = stat.S_IFREG | (mode & ~caller.umask & _FILE_BITS)
             fresh = self._fresh(directory, name, bits, caller)
-            node, fd = placing.place(state, fresh, self._create_reserved)
+            node, fd = placing.place(
+                state, fresh, lambda node: self._create_reserved(node, is_idle=is_idle)
+            )
             return node, self._files.adopt(node, fd, flags)
 
     def _open_found(self, old: Node, flags: int) -> tuple[Node, int] | None:
@@ -131,19 +134,19 @@ class Names:
                 failure = exc
         raise failure or OSError(errno.ENOSPC, "no disk takes new files")
 
-    def _create_reserved(self, node: Node) -> tuple[Node, int]:
+    def _create_reserved(self, node: Node, *, is_idle: bool) -> tuple[Node, int]:
         """Make a file for which room is kept, until its last writer has gone."""
         state = self._state
         try:
-            return self._create_on(node)
+            return self._create_on(node, is_idle=is_idle)
         except BaseException:
             state.reservations.end(node.id)
             raise
 
-    def _create_on(self, node: Node) -> tuple[Node, int]:
+    def _create_on(self, node: Node, *, is_idle: bool) -> tuple[Node, int]:
         state = self._state
         intent = Create(node.disk, node.id, node.parent, node.name, state.request.unique)
-        number = state.say(intent)
+        number = state.say(intent, is_idle=is_idle)
         fd = -1
         try:
             with state.on(node.disk) as carriers:

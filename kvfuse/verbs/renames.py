@@ -18,7 +18,8 @@ from kvfuse.heart import namespace, settle
 from kvfuse.heart.carriers import Carriers
 from kvfuse.heart.state import PoolState, check_name
 from kvfuse.verbs.files import Files
-from kvfuse.verbs.names import Names, check_new
+from kvfuse.verbs.lingering import Lingering
+from kvfuse.verbs.names import check_new
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -29,10 +30,10 @@ _Entry = tuple[int, int, int]  # id, cookie, type bits
 class Renames:
     """The verb that renames, in all its cases."""
 
-    def __init__(self, state: PoolState, files: Files, names: Names) -> None:
+    def __init__(self, state: PoolState, files: Files, lingering: Lingering) -> None:
         self._state = state
         self._files = files
-        self._names = names
+        self._lingering = lingering
         # Two directory renames at once could each move one below the other.
         self._tree = threading.Lock()
 
@@ -45,7 +46,9 @@ class Renames:
         check_name(name)
         check_new(new_parent, new_name)
         self._state.arrive((parent, name), (new_parent, new_name))
-        for _ in range(_RETRIES):
+        if self._locked(parent, name, new_parent, new_name, flags, (None, None)):
+            return
+        for _ in range(_RETRIES):  # a directory is among them
             if self._try(parent, name, new_parent, new_name, flags):
                 return
         raise OSError(errno.EIO, "the names were changed again and again")
@@ -70,13 +73,16 @@ class Renames:
 
     def _look(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes
-    ) -> tuple[Node | None, Node | None]:
+    ) -> tuple[Node | None, Node | None, bool]:
+        """Return what is at both names, and whether no disk has anything left to do."""
         with self._state.catalog.read() as txn:
             self._state.directory(txn, parent)
-            self._state.directory(txn, new_parent)
+            if new_parent != parent:
+                self._state.directory(txn, new_parent)
             return (
                 namespace.visible_child(self._state, txn, parent, name),
                 namespace.visible_child(self._state, txn, new_parent, new_name),
+                txn.is_idle,
             )
 
     def _locked(
@@ -89,7 +95,7 @@ class Renames:
         exclusive = (*places, gone) if gone is not None and not flags else tuple(places)
         shared = tuple({parent, new_parent} - set(exclusive))
         with state.locks.hold(*exclusive, shared=shared):
-            source, target = self._look(parent, name, new_parent, new_name)
+            source, target, is_idle = self._look(parent, name, new_parent, new_name)
             if source is None or (flags & RENAME_EXCHANGE and target is None):
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
             if _is_another_dir(source, seen[0]) or _is_another_dir(target, seen[1]):
@@ -102,8 +108,11 @@ class Renames:
             else:
                 if target is not None:
                     self._check_replaceable(source, target, flags)
-                move = self._move_dir if source.is_dir else self._move_file
-                move((parent, name), (new_parent, new_name), source, target)
+                old, new = (parent, name), (new_parent, new_name)
+                if source.is_dir:
+                    self._move_dir(old, new, source, target)
+                else:
+                    self._move_file(old, new, source, target, is_idle=is_idle)
             return True
 
     def _check_replaceable(self, source: Node, target: Node, flags: int) -> None:
@@ -117,17 +126,25 @@ class Renames:
     # -- files
 
     def _move_file(
-        self, old: tuple[int, bytes], new: tuple[int, bytes], source: Node, target: Node | None
-    ) -> None:
+        self, old: tuple[int, bytes], new: tuple[int, bytes], source: Node, target: Node | None, *,
+        is_idle: bool,
+    ) -> None:  # fmt: skip
         state = self._state
         state.check_writable(source.disk)
-        inodes = [("inode", node.id) for node in (source, target) if node is not None]
-        with state.locks.hold(*inodes):
-            self._commit(old, new, source, target)
+        if target is None:
+            with state.locks.hold(("inode", source.id)):
+                self._commit(old, new, source, None, is_idle=is_idle)
+            return
+        with (
+            self._lingering.while_replaced(target),
+            state.locks.hold(("inode", source.id), ("inode", target.id)),
+        ):
+            self._commit(old, new, source, target, is_idle=is_idle)
 
     def _commit(
-        self, old: tuple[int, bytes], new: tuple[int, bytes], source: Node, target: Node | None
-    ) -> None:
+        self, old: tuple[int, bytes], new: tuple[int, bytes], source: Node, target: Node | None, *,
+        is_idle: bool,
+    ) -> None:  # fmt: skip
         """Rename *source* from *old* to *new*: design §3, step by step."""
         state = self._state
         open_inode = state.handles.inode(source.id)
@@ -140,7 +157,7 @@ class Renames:
             # Both carriers first: they may need room, and nothing has been said yet.
             carriers.find(old[0])
             carriers.make(new[0])
-        number = state.say(intent)
+        number = state.say(intent, is_idle=is_idle)
         replaces = target is not None and target.disk == intent.disk
         try:
             with state.on(source.disk) as carriers:
