@@ -82,8 +82,7 @@ class Pool:
         self._audits = Audits(state)
         self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
         report = Report(state, disks, self._recovery)
-        lingering = Lingering(state, files)
-        renames = Renames(state, files, lingering)
+        renames = Renames(state, files, lingering := Lingering(state, files))
         self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
