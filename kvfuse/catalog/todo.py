@@ -14,6 +14,7 @@ from kvfuse.core import records
 
 _TODO = struct.Struct(">HQ")
 _MASK = struct.Struct("<Q")
+_NONE = b"{}"  # JSON, of the disks that have to be read
 
 
 class Arriving(Protocol):
@@ -28,9 +29,14 @@ class Arriving(Protocol):
         ...
 
 
+def is_reading(txn: Txn) -> bool:
+    """Whether any disk is to be read; else nothing is noted here any more."""
+    return (txn.meta(b"scans") or _NONE) != _NONE
+
+
 def add_todo(txn: Txn, number: int, dir_id: int) -> None:
     """A directory was found on a disk."""
-    if not scanned(txn, dir_id) & records.carrier_bit(number):
+    if is_reading(txn) and not scanned(txn, dir_id) & records.carrier_bit(number):
         txn.cursor(b"todo").put(_TODO.pack(number, dir_id), b"")
 
 
@@ -60,6 +66,8 @@ def scanned(txn: Txn, dir_id: int) -> int:
 
 def mark_scanned(txn: Txn, number: int, dir_ids: Iterable[int]) -> None:
     """Directories were read on a disk, and all in them was taken in."""
+    if not is_reading(txn):  # the last disk was done meanwhile
+        return
     for dir_id in dir_ids:
         bit = records.carrier_bit(number)
         if not records.is_shared_bit(bit):
@@ -72,7 +80,8 @@ def mark_scanned(txn: Txn, number: int, dir_ids: Iterable[int]) -> None:
 
 def note_gone(txn: Txn, place: tuple[int, bytes]) -> None:
     """A name is changed while a disk that may have it cannot be asked."""
-    txn.cursor(b"gone").put(records.entry_key(*place), b"")
+    if is_reading(txn):
+        txn.cursor(b"gone").put(records.entry_key(*place), b"")
 
 
 def is_gone(txn: Txn, node_id: int, place: tuple[int, bytes]) -> bool:

@@ -231,6 +231,8 @@ class Audits:
         if not isinstance(finding.mend, Spot):
             audit.add(finding)
             return
+        if not self._state.slots[finding.mend.number].health.readable:
+            return  # told by the health of the disk, and with what is unfinished
         if finding.mend == audit.last_spot:
             return  # all that is wrong there was told
         audit.last_spot = finding.mend

@@ -7,7 +7,6 @@ is different then is wrong.
 import os
 import time
 
-from kvfuse.catalog.todo import forget
 from kvfuse.catalog.transaction import Txn
 from kvfuse.core import records
 from kvfuse.core.intents import places_of
@@ -19,7 +18,6 @@ from kvfuse.heart.state import PoolState
 from kvfuse.pool.check import Where, judge, look_at_name
 from kvfuse.pool.findings import Finding, Kind, Spot
 from kvfuse.pool.tables import full
-from kvfuse.scan.bringup import scans
 from kvfuse.scan.takein import TakeIn
 
 _AGAIN_S = 0.1
@@ -156,9 +154,6 @@ class Spots:
         self._know_carrier(directory, number)
         taker = TakeIn(state, terms)
         taker.look(*place)
-        with state.catalog.write() as txn:
-            if not scans(txn):
-                forget(txn)  # what is in a carrier that was taken in is looked at by us
         if taker.findings.torn:
             return "removed: it was never finished"
         return "removed: an older copy" if taker.findings.stale else "taken in"

@@ -13,12 +13,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from kvfuse.catalog.todo import is_reading
 from kvfuse.catalog.transaction import RESULTS_MAX, Txn, order_key, usage_keys
 from kvfuse.core import records
 from kvfuse.core.intents import Unlink, disks_of, unpack_chore, unpack_intent
 from kvfuse.core.records import NO_DISK, ROOT_ID, Node, State
 from kvfuse.pool.findings import Count, Finding, Kind, Row
-from kvfuse.scan.bringup import scans
 
 BATCH = 256  # rows of one view
 _SUMMED = 4096  # records between two looks at how much an old view costs
@@ -305,7 +305,7 @@ JUDGES: dict[str, Judge] = {
 
 def _left_over(txn: Txn) -> Iterator[Finding]:
     """Tell what is left of reading disks, when none has to be read any more."""
-    if scans(txn):
+    if is_reading(txn):
         return
     for table in _SCAN_TABLES:
         if txn.cursor(table.encode()).first():

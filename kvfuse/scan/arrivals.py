@@ -343,6 +343,8 @@ class Arrivals:
                 put_scans(txn, wanted)
                 if is_last:
                     forget(txn)
+                    # Here: the next writer would note once more what it drops.
+                    self._state.catalog.floor = 0
             if slot.disk is not None:
                 with contextlib.suppress(OSError):  # it is gone through once more then
                     durability.trust(slot.disk)
@@ -352,7 +354,6 @@ class Arrivals:
             if is_last:
                 self.seconds = seconds
                 self._state.arriving = None
-                self._state.catalog.floor = 0
 
 
 def _noted(txn: Txn, number: int) -> _Scan | None:
