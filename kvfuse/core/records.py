@@ -120,6 +120,11 @@ _TIMES = struct.Struct("<qq")
 _MTIME_OFFSET = struct.calcsize("<IIIIBBHQQQq")
 _PARENT = struct.Struct("<Q")
 _PARENT_OFFSET = _NODE_BYTES - _PARENT.size
+_STATE_OFFSET = struct.calcsize("<IIII")
+_FLAGS_OFFSET = _STATE_OFFSET + 1
+_ATIME_OFFSET = struct.calcsize("<IIIIBBHQQQ")
+_GENERATION_OFFSET = struct.calcsize("<IIIIBBHQQQqqq")
+_ACCESS_OFFSET = _GENERATION_OFFSET + 8
 _new = tuple.__new__  # half the time of _make
 _ENTRY = struct.Struct("<QQI")  # child id, cookie, type bits
 _CHILD = struct.Struct("<QIH")  # child id, type bits, disk
@@ -162,6 +167,29 @@ def with_times(value: bytes, *, mtime_ns: int, ctime_ns: int) -> bytes:
     """Return the packed record *value* with these times, without unpacking it."""
     end = _MTIME_OFFSET + _TIMES.size
     return value[:_MTIME_OFFSET] + _TIMES.pack(mtime_ns, ctime_ns) + value[end:]
+
+
+def with_last_use(value: bytes, old: bytes) -> bytes:
+    """Return the packed record *value* with the last use of *old*, an earlier record of its id.
+
+    As it is where *old* is of another generation, or was not committed.
+    """
+    generation = slice(_GENERATION_OFFSET, _ACCESS_OFFSET)
+    if old[generation] != value[generation] or old[_STATE_OFFSET] != _COMMITTED:
+        return value
+    flags = value[_FLAGS_OFFSET] & ~HITS_BITS | old[_FLAGS_OFFSET] & HITS_BITS
+    return b"".join(
+        (
+            value[:_FLAGS_OFFSET], bytes((flags,)), value[_FLAGS_OFFSET + 1 : _ATIME_OFFSET],
+            old[_ATIME_OFFSET:_MTIME_OFFSET], value[_MTIME_OFFSET:_ACCESS_OFFSET],
+            old[_ACCESS_OFFSET:_PARENT_OFFSET], value[_PARENT_OFFSET:],
+        )
+    )  # fmt: skip
+
+
+def access_of(value: bytes) -> int:
+    """Return the place in the order of last use of the packed record *value*."""
+    return int(_PARENT.unpack_from(value, _ACCESS_OFFSET)[0])
 
 
 def place_of(value: bytes) -> tuple[int, bytes]:

@@ -38,6 +38,7 @@ from kvfuse.pool.reconciling import Reconciling
 from kvfuse.pool.recovery import recover
 from kvfuse.pool.report import Report, StatFs
 from kvfuse.pool.resume import restore_handles, write_facts
+from kvfuse.pool.snapshots import Snapshots
 from kvfuse.pool.upkeep import Upkeep
 from kvfuse.scan.arrivals import Arrivals
 from kvfuse.scan.bringup import bring_up
@@ -55,6 +56,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _CARRIERS_SHARE = 4  # of the descriptors this process may have, one in four for carriers
 _STOP_TIMEOUT_S = 10.0
+_COPY_TIMEOUT_S = 60.0  # of the catalog
 READ_FOR_S = 0.1
 
 
@@ -73,7 +75,7 @@ class Pool:
         self.opens = opens  # taken over from the server before, by id
         self._state = state
         self._disks = disks
-        self._snapshot = snapshot
+        self._snapshots = Snapshots(state, snapshot)
         self._files = files = Files(state)
         names = Names(state, files)
         attributes = Attributes(state, files)
@@ -133,6 +135,7 @@ class Pool:
         self._upkeep.start()
         self._scanner.start()
         self._reconciling.start()
+        self._snapshots.start()
 
     def _recovery(self) -> dict[str, Any]:
         return {**self._scanner.summary(), "check": self._reconciling.summary()}
@@ -321,18 +324,20 @@ class Pool:
                 self.release(file.fh)
         self._files.closes.tidy(math.inf)
         state.accesses.flush()
-        if clean:
+        is_free = self._snapshots.stop(timeout_s=_COPY_TIMEOUT_S)
+        if not is_free:
+            _log.error("catalog: a copy of it does not end; it is left as after a death")
+        if clean and is_free:
             self._settle_disks()
             with state.catalog.write() as txn:
                 txn.put_meta(b"floor", b"%d" % state.numbers.floor())
                 txn.put_meta(b"clean", b"1")
                 txn.keep_said()
-            try:
-                state.catalog.snapshot(self._snapshot)
-            except OSError as exc:
-                _log.warning("catalog: no copy for the next boot: %s", exc)
+            self._snapshots.copy_at_end()
         for carriers in state.carriers.values():
             carriers.close()
+        if not is_free:
+            return
         state.catalog.close()
         if clean:
             try:

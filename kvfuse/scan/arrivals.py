@@ -28,6 +28,7 @@ from kvfuse.disks.disk import Disk
 from kvfuse.disks.sighting import Haul, Reader, Terms
 from kvfuse.heart.state import PoolState
 from kvfuse.scan.bringup import How, put_scans, scans
+from kvfuse.scan.hints import open_hints
 from kvfuse.scan.takein import Findings, TakeIn
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Arrivals:
         self.seconds = 0.0
         with state.catalog.write() as txn:
             wanted = scans(txn)
+            hints = open_hints(state.catalog.path) if wanted else None
             for number, slot in state.slots.items():
                 scan = _noted(txn, number)
                 how = wanted.get(slot.disk_id)
@@ -76,7 +78,7 @@ class Arrivals:
                         scan = _Scan(self._terms(slot.disk, number, how))
                         self._note(txn, number, scan)
                         add_todo(txn, number, ROOT_ID)
-                    self.takers[number] = taker = TakeIn(state, scan.terms)
+                    self.takers[number] = taker = TakeIn(state, scan.terms, hints)
                     self.found[number] = taker.findings = Findings(**scan.findings)
         if self.takers:
             state.catalog.floor = max(taker.terms.floor for taker in self.takers.values())

@@ -25,6 +25,7 @@ from kvfuse.core.errors import CatalogDamagedError
 from kvfuse.core.records import NO_DISK, ROOT_ID, Node, State
 from kvfuse.disks import durability
 from kvfuse.disks.diskset import DiskSet, Slot
+from kvfuse.scan.hints import may_hint
 
 _log = logging.getLogger(__name__)
 _SYNC_LAG = 120 * 1_000_000_000  # generations given after the last that is noted on a disk, at most
@@ -78,6 +79,7 @@ def _trusted(path: Path, disks: DiskSet, *, same_boot: bool) -> Catalog | None:
     if session == disks.last_session and (in_this_boot if same_boot else clean):
         return catalog
     catalog.close()
+    may_hint(path)
     why = "of another boot" if session == disks.last_session else f"of session {session}"
     _log.info("catalog %s: %s, the disks are in session %d", path, why, disks.last_session)
     return None

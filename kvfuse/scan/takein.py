@@ -16,8 +16,9 @@ import stat
 from dataclasses import dataclass
 
 from kvfuse.catalog.todo import add_todo, is_gone, mark_scanned
-from kvfuse.catalog.transaction import Txn
+from kvfuse.catalog.transaction import Txn, usage_keys
 from kvfuse.core import records
+from kvfuse.core.eviction import MAIN
 from kvfuse.core.records import Label, Node
 from kvfuse.disks.sighting import (
     Below,
@@ -33,6 +34,7 @@ from kvfuse.disks.sighting import (
 from kvfuse.heart import homes, namespace
 from kvfuse.heart.carriers import Carriers
 from kvfuse.heart.state import PoolState
+from kvfuse.scan.hints import Hints
 
 Place = tuple[int, bytes]
 
@@ -55,9 +57,10 @@ class _ClashError(Exception):
 class TakeIn:
     """Takes in what lies on one disk, as *terms* say."""
 
-    def __init__(self, state: PoolState, terms: Terms) -> None:
+    def __init__(self, state: PoolState, terms: Terms, hints: Hints | None = None) -> None:
         self._state = state
         self.terms = terms
+        self._hints = hints
         self.findings = Findings()
 
     def haul(self, haul: Haul) -> None:
@@ -67,6 +70,7 @@ class TakeIn:
             OSError: the disk failed, or the catalog takes no more.
         """
         files, odd = haul.files, list(haul.odd)
+        self._remember_use(files)
         try:
             odd += self._attempt(haul, files, odd)
         except _ClashError:
@@ -104,6 +108,20 @@ class TakeIn:
 
     # -- packed
 
+    def _remember_use(self, files: Files) -> None:
+        """Give files the place in the order of last use that an older catalog knew."""
+        if self._hints is None or not files.nodes:
+            return
+        known = self._hints.records(files.nodes)
+        for index, key in enumerate(files.nodes):
+            old = known.get(key)
+            if old is not None:
+                value = records.with_last_use(files.node_values[index], old)
+                files.node_values[index] = value
+                files.recency[index] = records.recency_key(
+                    self.terms.number, records.access_of(value), records.unpack_id(key)
+                )
+
     def _put(self, txn: Txn, files: Files) -> None:
         """Put files into the tables, all of them.
 
@@ -126,6 +144,16 @@ class TakeIn:
             if added != len(files):
                 raise _ClashError
         txn.count(self.terms.number, len(files), sum(files.blocks))
+        if self._hints is not None:
+            self._count_main(txn, files)
+
+    @staticmethod
+    def _count_main(txn: Txn, files: Files) -> None:
+        """Count those in the second queue of the order once more, as its size."""
+        for key, value, blocks in zip(files.nodes, files.node_values, files.blocks, strict=True):
+            if records.access_of(value) & MAIN:
+                node = records.unpack_node(records.unpack_id(key), value)
+                txn.add_usage(usage_keys(node)[-1], 1, blocks)
 
     @staticmethod
     def _gone(txn: Txn, files: Files) -> set[bytes]:
@@ -359,6 +387,9 @@ class TakeIn:
             if linked is not None:
                 return linked
             node = file_node(self.terms.number, place, sight.stat, label, self._free_id(txn, label))
+            if self._hints is not None:
+                value = self._hints.last_use(node.id, records.pack_node(node))
+                node = records.unpack_node(node.id, value)
             if is_stale:
                 node = node.replace(flags=node.flags | records.STALE)
             txn.put_node(node, None)

@@ -204,6 +204,7 @@ class Box:
             return
         state = self.pool._state
         self.pool._reconciling.stop(timeout_s=10)
+        assert self.pool._snapshots.stop(timeout_s=60)
         self.pool._scanner.stop(timeout_s=10)
         self.pool._upkeep.stop(timeout_s=10)
         for file in state.handles.all():
