@@ -100,7 +100,7 @@ class Audits:
         self._state = state
         self._mutex = threading.Lock()
         self._last: Audit | None = None
-        self._count = 0
+        self._number = state.next_id()  # of none of the server before
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._checker: Checker | None = None
@@ -121,8 +121,8 @@ class Audits:
                 return last.progress()
             if self._state.arriving is not None:
                 raise BusyError("disks are still being read: wait until recovery is complete")
-            self._count += 1
-            self._last = audit = Audit(self._count, repair=repair)
+            self._number += 1
+            self._last = audit = Audit(self._number, repair=repair)
             self._thread = threading.Thread(
                 target=self._run, args=(audit,), daemon=True, name="fsck"
             )

@@ -1,5 +1,6 @@
 """``fsck`` of a pool that serves: each table damaged, found and mended; no false alarm."""
 
+import errno
 import os
 import shutil
 import signal
@@ -403,3 +404,25 @@ def test_process_that_falls_silent_is_given_up(box, monkeypatch):
     assert found["kind"] == "unreadable"
     assert found["disk"] == str(box.paths[1])
     assert result["faults"] == 1
+
+
+def test_disk_that_takes_no_writes_is_not_wrong_for_being_behind(box):
+    """It is compared, nothing on it is mended, and what it has still to do is told as that."""
+    pool = box.pool
+    commit(pool, "d/e/more.bin")
+    gone = disk_path(pool, "d/0.bin")
+    number = node_of(pool, "d/0.bin").disk
+    pool._upkeep.stop(timeout_s=10)
+    state = pool._state
+    state.change_health(number, lambda health, now_s: health.on_error(errno.EROFS, now_s=now_s))
+    assert not state.slots[number].health.writable
+    gone.unlink()
+    told = fsck(pool, repair=True)
+    assert [(f["kind"], f["path"], f["repair"]) for f in told["findings"]] == [
+        ("missing", "d/0.bin", "")
+    ]
+    rename(pool, "d", "moved")
+    told = fsck(pool)
+    assert {(f["kind"], f["disk"]) for f in told["findings"]} == {
+        ("unfinished", str(box.paths[number]))
+    }
