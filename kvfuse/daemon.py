@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from kvfuse.system.stop import Stop, stop_on_signals
 _log = logging.getLogger("kvfuse.daemon")
 _PR_SET_IO_FLUSHER = 57
 SWITCH_INTERVAL_S = 0.0002
+RECOVERY_TOLD_S = 0.2  # how often it is told how far the disks were read
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _NO_RESEND = "this kernel does not send requests again (Linux 6.9)"
 
@@ -189,6 +191,11 @@ class Daemon:
                     self._supervised.ready()
                     if start.attempt == 1 and not start.resume:
                         self._report(Event("ready"))
+                    if self._foreground:
+                        teller = threading.Thread(
+                            target=self._tell_recovery, args=(pool,), daemon=True, name="teller"
+                        )
+                        teller.start()
 
                 if not driver.can_resume:
                     cover(mountpoint)
@@ -199,6 +206,17 @@ class Daemon:
             pool.close(clean=clean)
             _log.info("%s: unmounted", mountpoint)
         self._supervised.ended(EXIT_DONE)
+
+    def _tell_recovery(self, pool: Pool) -> None:
+        """Tell how far the disks were read, until they are."""
+        while not pool.wait_complete(RECOVERY_TOLD_S) and not self._stop.is_requested:
+            recovery = pool.recovery()
+            share = -1.0 if recovery["share"] is None else recovery["share"]
+            self._report(Event("recovery", f"{recovery['files']:,} files found", share=share))
+        if pool.is_complete:
+            files = pool.recovery()["files"]
+            if files:
+                self._report(Event("recovery", f"{files:,} files found", share=1.0))
 
     def _connection(self, driver: Driver, pool_id: str) -> Connection | None:
         """Return the connection to go on with, or where one is kept that can be gone on with."""

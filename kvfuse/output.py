@@ -14,6 +14,7 @@ import msgspec
 _F = TypeVar("_F", bound=Callable[..., Any])
 _JSON_KEY = "kvfuse.json"
 _PIPE_COLUMNS = 4096
+_BAR_CELLS = 30
 
 
 def json_option(command: _F) -> _F:
@@ -107,6 +108,26 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: 
         table.add_row(*(Text(printable(cell)) for cell in row))
     width = None if sys.stdout.isatty() else _PIPE_COLUMNS
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def show_bar(text: str, share: float) -> None:
+    """Draw on a terminal at stderr how much is done: *share* from 0 to 1, negative when unknown.
+
+    The cursor is left at the beginning of the line, so that a line of the log goes over it; the
+    last bar, with a share of 1, stays.
+    """
+    if sys.stderr.isatty():
+        end = "\n" if share >= 1 else "\r"
+        click.echo(f"\x1b[2K{bar(text, share)}{end}", err=True, nl=False)
+
+
+def bar(text: str, share: float) -> str:
+    """Return a line that shows how much is done, of at most 79 characters."""
+    if share < 0:
+        return printable(text)[:79]
+    done = int(min(1.0, share) * _BAR_CELLS)
+    cells = "#" * done + "." * (_BAR_CELLS - done)
+    return f"[{cells}] {int(share * 100):3} % {printable(text)}"[:79]
 
 
 def human_bytes(count: int) -> str:

@@ -90,7 +90,7 @@ def _wait(events: IO[bytes], process: subprocess.Popen[bytes], stderr: IO[bytes]
             case "warning":
                 warnings.append(event.text)
                 note(event.text)
-            case "progress":
+            case "progress" | "recovery":
                 _show_progress(event)
     code = process.wait()
     raise CallError(_last_words(stderr, code), EXIT_FAILED)

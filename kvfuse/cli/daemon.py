@@ -11,7 +11,7 @@ import click
 from kvfuse.core.config import Resolved
 from kvfuse.core.errors import EXIT_FAILED, KvfuseError
 from kvfuse.daemon import Daemon
-from kvfuse.output import fail
+from kvfuse.output import fail, show_bar
 from kvfuse.supervision.supervised import Supervised, wait_for_start
 from kvfuse.system.fdstore import Channel
 from kvfuse.system.progress import Event, ProgressPipe
@@ -53,7 +53,8 @@ def command(channel_fd: int, task_fd: int, report_fd: int) -> None:
 class _Foreground:
     """Tells who started ``kvfuse mount --foreground`` that the mount answers, or why it does not.
 
-    Warnings and progress are in the log, which is on the same terminal.
+    Warnings and progress are in the log, which is on the same terminal. How far the disks were read
+    is a bar there, on one line; where stderr is no terminal it is in ``status`` only.
     """
 
     def __init__(self, task: dict[str, Any]) -> None:
@@ -68,6 +69,8 @@ class _Foreground:
             report(self._mountpoint, self._warnings, as_json=self._as_json)
         elif event.kind == "warning":
             self._warnings.append(event.text)
+        elif event.kind == "recovery":
+            show_bar(f"reading disks: {event.text}", event.share)
         elif event.kind == "error":
             fail([event.text], event.exit_code, as_json=self._as_json)
 

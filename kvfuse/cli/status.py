@@ -78,9 +78,25 @@ def _show_pool(status: dict[str, Any]) -> None:
         f"{human_bytes(space['capacity_bytes'])}, "
         f"{human_bytes(space['available_bytes'])} available"
     )
-    say(f"  recovery: {recovery['state']}, {recovery.get('files', 0)} files")
+    say(f"  recovery: {_recovery(recovery)}")
     pids = ", ".join(_process(name, facts) for name, facts in status["processes"].items())
     say(f"  processes: {pids}; log: {pool['log'] or 'the journal'}")
+
+
+def _recovery(recovery: dict[str, Any]) -> str:
+    parts = [f"{recovery['state']}, {recovery.get('files', 0):,} files"]
+    if recovery["state"] == "scanning":
+        share, seconds = recovery.get("share"), recovery.get("seconds", 0)
+        done = "" if share is None else f"about {int(share * 100)} % "
+        parts.append(f"{done}in {seconds:.0f} s")
+    check = recovery.get("check", {"state": "off"})
+    if check["state"] == "running":
+        parts.append(f"catalog and disks are being compared: {check['compared']:,} rows and names")
+    elif check["state"] == "done":
+        parts.append(f"compared: {check['mended']} differences mended, {check['faults']} left")
+    elif check["state"] == "failed":
+        parts.append(f"not compared: {check['error']}")
+    return "; ".join(parts)
 
 
 def _process(name: str, facts: dict[str, Any] | None) -> str:

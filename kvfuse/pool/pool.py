@@ -83,7 +83,7 @@ class Pool:
         self._scanner = Scanner(state, arrivals, recovery.scan_files_per_s)
         self._audits = Audits(state)
         self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
-        report = Report(state, disks, self._recovery)
+        report = Report(state, disks, self.recovery)
         renames = Renames(state, files, lingering := Lingering(state, files))
         self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
@@ -137,7 +137,8 @@ class Pool:
         self._reconciling.start()
         self._snapshots.start()
 
-    def _recovery(self) -> dict[str, Any]:
+    def recovery(self) -> dict[str, Any]:
+        """Return JSON-ready how far the disks were read, and compared with the catalog."""
         return {**self._scanner.summary(), "check": self._reconciling.summary()}
 
     # -- reading
@@ -409,7 +410,8 @@ def open_pool(  # noqa: PLR0913 - what a successor needs besides
     else:
         recover(state)
         judge_homes(state, disks.topology.id, progress)
-        _read_small(arrivals, read_for_s)
+        if not config.recovery.scan_files_per_s:
+            _read_small(arrivals, read_for_s)
         _vouch(state)
         write_facts(disks, run_dir)
     return Pool(state, disks, arrivals, snapshot, opens, config.recovery)

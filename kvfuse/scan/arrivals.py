@@ -67,6 +67,7 @@ class Arrivals:
         self._urgent: dict[int, dict[int, None]] = {}
         self.began_s = time.monotonic()
         self.seconds = 0.0
+        self._expected: dict[int, int] = {}
         with state.catalog.write() as txn:
             wanted = scans(txn)
             hints = open_hints(state.catalog.path) if wanted else None
@@ -80,6 +81,7 @@ class Arrivals:
                         add_todo(txn, number, ROOT_ID)
                     self.takers[number] = taker = TakeIn(state, scan.terms, hints)
                     self.found[number] = taker.findings = Findings(**scan.findings)
+                    self._expected[number] = _inodes_used(slot.disk)
         if self.takers:
             state.catalog.floor = max(taker.terms.floor for taker in self.takers.values())
             state.unsure = {n: t.terms.unsure for n, t in self.takers.items()}
@@ -114,9 +116,27 @@ class Arrivals:
         return {
             "state": "complete" if self.is_complete else "scanning",
             "files": sum(findings.files for findings in self.found.values()),
+            "share": None if (share := self._share()) is None else round(share, 4),
             "seconds": round(seconds, 3),
             "disks": disks,
         }
+
+    def _share(self) -> float | None:
+        """Return about how much of all was read, 0 to 1; None where the disks do not count files.
+
+        A disk has as many inodes in use as there are files, directories and what is not the pool's.
+        """
+        if self.is_complete:
+            return 1.0
+        if not all(self._expected.values()):
+            return None
+        shares = [
+            min(0.99, findings.seen / self._expected[number]) if number in self.takers else 1.0
+            for number, findings in self.found.items()
+        ]
+        weights = [self._expected[number] for number in self.found]
+        done = sum(share * weight for share, weight in zip(shares, weights, strict=True))
+        return done / sum(weights)
 
     def save(self) -> None:
         """Note what was found so far: the next daemon goes on counting."""
@@ -356,6 +376,15 @@ class Arrivals:
             if is_last:
                 self.seconds = seconds
                 self._state.arriving = None
+
+
+def _inodes_used(disk: Disk) -> int:
+    """Return how many inodes of a disk are in use, 0 where nobody can tell."""
+    try:
+        space = disk.space()
+    except OSError:
+        return 0
+    return max(0, space.inodes_total - space.inodes_free)
 
 
 def _noted(txn: Txn, number: int) -> _Scan | None:

@@ -49,6 +49,11 @@ class Findings:
     foreign: int = 0
     unreadable: int = 0
 
+    @property
+    def seen(self) -> int:
+        """How many files, or what is in their place, were looked at."""
+        return self.files + self.stale + self.torn + self.foreign + self.unreadable
+
 
 class _ClashError(Exception):
     """Records of a haul are there already."""

@@ -1,4 +1,4 @@
-"""What a starting daemon says to the command that started it: one JSON object a line on a pipe."""
+"""What a daemon tells whoever started it: one JSON object a line on a pipe, or calls."""
 
 import contextlib
 import os
@@ -7,15 +7,19 @@ from typing import IO, Literal
 
 import msgspec
 
-Kind = Literal["warning", "progress", "ready", "error"]
+Kind = Literal["warning", "progress", "ready", "recovery", "error"]
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened; *exit_code* is of an error."""
+    """One thing that happened; *exit_code* is of an error, *share* of what is done of a recovery.
+
+    A recovery goes on after the mount is ready; its share is negative while nobody can tell.
+    """
 
     kind: Kind
     text: str = ""
     exit_code: int = 0
+    share: float = 0.0
 
 
 class ProgressPipe:

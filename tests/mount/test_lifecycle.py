@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -306,6 +308,50 @@ def test_a_daemon_in_the_foreground_ends_with_code_0(trial: Trial) -> None:
     assert process.returncode == 0, log
     assert "unmounted" in log
     assert mounts.mount_at(str(trial.path)) is None
+
+
+def test_a_bar_in_the_foreground_shows_how_far_the_disks_were_read(trial: Trial) -> None:
+    """On a terminal, from its beginning to its end, while the mount serves."""
+    trial.mount("--init")
+    for number in range(40):
+        (trial.path / f"{number}.bin").write_bytes(b"data")
+    trial.umount()
+    for place in ("run", "state"):
+        for catalog in (trial.base / place).glob("*/catalog*"):
+            shutil.rmtree(catalog)
+    ours, theirs = os.openpty()
+    try:
+        process = subprocess.Popen(
+            trial.command(*trial.arguments("--foreground")),
+            env={**trial.environment, "KVFUSE_RECOVERY_SCAN_FILES_PER_S": "20"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs,
+        )  # fmt: skip
+        try:
+            os.close(theirs)
+            said = read_until(ours, b"100 % reading disks: 40 files found")
+            assert b"] 100 %" not in said[: said.index(b"reading disks")]
+            assert trial.status()["recovery"]["share"] == 1
+            assert len(list(trial.path.iterdir())) == 40
+        finally:
+            process.terminate()
+            read_until(ours, None)
+            assert process.wait(60) == 0
+    finally:
+        os.close(ours)
+
+
+def read_until(terminal: int, wanted: bytes | None, timeout_s: float = 60.0) -> bytes:
+    """Return what was written to a terminal until *wanted* was; None: until nobody has it open."""
+    said, deadline_s = b"", time.monotonic() + timeout_s
+    while wanted is None or wanted not in said:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline_s - time.monotonic()))
+        assert ready, f"{wanted!r} was not said: {said!r}"
+        try:
+            said += os.read(terminal, 4096)
+        except OSError:  # EIO: the other end has gone
+            assert wanted is None, f"{wanted!r} was not said: {said!r}"
+            break
+    return said
 
 
 def test_a_mountpoint_and_a_disk_serve_one_pool_at_a_time(trial: Trial) -> None:
