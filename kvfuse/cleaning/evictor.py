@@ -9,6 +9,7 @@ Concurrency: one thread for each disk runs its evictor; ``ask`` and ``wake`` com
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -57,6 +58,7 @@ class Evictor:
         self._event = threading.Event()
         self._rate = _Rate()
         self._returning = Returning()
+        self._noted = 0  # uses of files at the last batch
         self._settled_bytes: int | None = None  # written, and counted by the next measurement
 
     # -- from other threads
@@ -114,13 +116,14 @@ class Evictor:
         usage = self._measure()
         if usage is None or not slot.health.writable:
             return 1.0
-        self._work_off_asked()
+        asked_s = self._work_off_asked()
         need = self._need(usage)
         self._line.keep(self._ahead_bytes(usage, need))
         self._patrol.step()
-        if not need:
-            return BUSY_INTERVAL_S if state.reservations.files(self._number) else IDLE_INTERVAL_S
-        return self._clean(need)
+        if need:
+            return min(asked_s, self._clean(need))
+        is_written = state.reservations.files(self._number) > 0
+        return min(asked_s, BUSY_INTERVAL_S if is_written else IDLE_INTERVAL_S)
 
     def _measure(self) -> Usage | None:
         """Ask the disk for its room, and the files that are written for their size."""
@@ -235,9 +238,17 @@ class Evictor:
                 return BUSY_INTERVAL_S
             return RIPE_INTERVAL_S
         self._remove(units, task)
-        busy_s = time.monotonic() - began_s
-        # Reads come first, unless somebody waits for room.
-        return 0.0 if task.trigger is Trigger.FULL else min(busy_s, RIPE_INTERVAL_S)
+        return 0.0 if task.trigger is Trigger.FULL else self._pause_s(began_s)
+
+    def _pause_s(self, began_s: float) -> float:
+        """Return how long to rest after a batch begun at *began_s*: reads come first.
+
+        Nobody rests while nobody reads, nor while somebody waits for room.
+        """
+        before, self._noted = self._noted, self._state.accesses.noted
+        if self._noted == before:
+            return 0.0
+        return min(time.monotonic() - began_s, RIPE_INTERVAL_S)
 
     def _give_up(self) -> None:
         """Nothing more may go: let nobody wait for it who cannot wait until something may."""
@@ -268,13 +279,14 @@ class Evictor:
 
     # -- what was asked for
 
-    def _work_off_asked(self) -> None:
-        """Do the next step of the oldest cleanup somebody asked for."""
+    def _work_off_asked(self) -> float:
+        """Do the next step of the oldest cleanup somebody asked for; return when to do the next."""
         with self._mutex:
             if not self._asked:
-                return
+                return math.inf
             task, selection = self._asked[0]
         task.result = Result.RUNNING
+        began_s = time.monotonic()
         try:
             is_over = selection.step(self._remove_of(task))
         except Exception as exc:
@@ -286,8 +298,8 @@ class Evictor:
             with self._mutex:
                 self._asked.popleft()
             self._tasks.end(task, selection.result)
-        else:
-            self._event.set()
+            return 0.0
+        return self._pause_s(began_s)
 
     def _remove_of(self, task: Task) -> Callable[[list[Unit]], None]:
         return lambda units: self._remove(units, task)

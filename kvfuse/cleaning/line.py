@@ -39,6 +39,31 @@ def is_young_temp(state: PoolState, node: Node) -> bool:
     )
 
 
+def is_pinned(state: PoolState, node: Node) -> bool:
+    """Whether a file is never evicted, by its name; so is one whose directory is just going."""
+    pins = state.rules.pins
+    if not pins.need_keys:
+        return pins.hold(node.name)
+    try:
+        return pins.hold(state.key(node))
+    except OSError:
+        return True
+
+
+def unit_of(state: PoolState, txn: Txn, node: Node) -> Unit | None:
+    """Return *node* with those that go with it; None while one of them is being written."""
+    members = [node]
+    if not node.is_stale:
+        for name in eviction.partners(node.name):
+            partner = txn.child(node.parent, name)
+            if partner is None or not state.visible(partner) or partner.id == node.id:
+                continue
+            if not partner.is_evictable:
+                return None
+            members.append(partner)
+    return Unit(tuple(members))
+
+
 class Line:
     """The line of the disk with *number*."""
 
@@ -203,8 +228,8 @@ class Line:
     def _consider(self, txn: Txn, node: Node) -> None:
         """Condemn a file with those that go with it, unless one of them is protected."""
         state = self._state
-        unit = self._unit(txn, node)
-        if unit is None:
+        unit = unit_of(state, txn, node)
+        if unit is None or not self._ids.isdisjoint(unit.ids):
             return
         aside = eviction.goes_last(node.name, node.size) and not node.is_stale
         if aside and not self._is_last_round:
@@ -223,31 +248,13 @@ class Line:
         self._ids.update(unit.ids)
         self._size_bytes += unit.size_bytes
 
-    def _unit(self, txn: Txn, node: Node) -> Unit | None:
-        """Return *node* with its partners; None when one of them is being written, or in line."""
-        members = [node]
-        if not node.is_stale:
-            for name in eviction.partners(node.name):
-                partner = txn.child(node.parent, name)
-                if partner is None or not self._state.visible(partner) or partner.id == node.id:
-                    continue
-                if not partner.is_evictable or partner.id in self._ids:
-                    return None
-                members.append(partner)
-        return Unit(tuple(members))
-
     def _is_protected(self, node: Node) -> bool:
         state = self._state
-        if state.handles.inode(node.id) is not None or is_young_temp(state, node):
-            return True
-        pins = state.rules.pins
-        if not pins.need_keys:
-            return pins.hold(node.name)
-        try:
-            path = state.path(node.parent)
-        except OSError:
-            return True  # its directory is just going
-        return pins.hold(path + b"/" + node.name if path else node.name)
+        return (
+            state.handles.inode(node.id) is not None
+            or is_young_temp(state, node)
+            or is_pinned(state, node)
+        )
 
     def _expire(self, node: Node, parent: int, name: bytes) -> None:
         """Have the kernel forget a name; who can do that says when it is done."""

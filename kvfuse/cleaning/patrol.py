@@ -1,5 +1,7 @@
 """Looks through the files of one disk for temps that nobody will rename any more, and removes them.
 
+On the way it adds up what is pinned: nobody else looks at all files.
+
 A temp that is open is never touched, however old; nor one that somebody used lately.
 
 Concurrency: the evictor's thread only.
@@ -8,9 +10,9 @@ Concurrency: the evictor's thread only.
 import time
 
 from kvfuse.cleaning import removal
-from kvfuse.cleaning.line import is_abandoned
+from kvfuse.cleaning.line import is_abandoned, is_pinned
 from kvfuse.cleaning.removal import Unit
-from kvfuse.core.records import Node, State
+from kvfuse.core.records import BLOCK_BYTES, Node, State
 from kvfuse.core.routing import is_temp
 from kvfuse.heart.state import PoolState
 from kvfuse.space.tasks import Result, Tasks, Trigger
@@ -31,13 +33,15 @@ class Patrol:
         self._pause_s = min(PAUSE_S_MAX, state.rules.temp_max_age_s / STEPS_IN_LIFE)
         self._next_s = 0.0
         self._waiting: dict[int, Unit] = {}
+        self._pinned_bytes = 0  # of the files seen in this round
+        self._is_first_round = True
 
     def step(self) -> None:
         """Look at some files, if it is time; remove what was found and is not asked for."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + self._pause_s
+        self._next_s = now_s + (0.0 if self._is_first_round else self._pause_s)
         state = self._state
         rules, now_ns = state.rules, time.time_ns()
         with state.catalog.read() as txn:
@@ -45,6 +49,7 @@ class Patrol:
             found = [place for place, _ in places]
             nodes = [txn.node(node_id) for _, node_id in found]
         self._at = found[-1] if len(found) == STEP_MAX else (0, 0)
+        self._add_pinned([node for node in nodes if node is not None])
         for node in nodes:
             if (
                 node is not None
@@ -53,6 +58,16 @@ class Patrol:
             ):
                 self._find(node)
         self._remove_ripe(now_s)
+
+    def _add_pinned(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            if is_pinned(self._state, node):
+                self._pinned_bytes += node.blocks * BLOCK_BYTES
+        rooms, is_over = self._state.rooms, self._at == (0, 0)
+        if is_over or self._is_first_round:
+            rooms.pinned_bytes[self._number] = self._pinned_bytes
+        if is_over:
+            self._pinned_bytes, self._is_first_round = 0, False
 
     def _find(self, node: Node) -> None:
         state = self._state

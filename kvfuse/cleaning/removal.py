@@ -61,8 +61,10 @@ def remove(state: PoolState, units: Sequence[Unit], why: str) -> Removed:
     """
     kept: list[tuple[Unit, Protection]] = []
     claimed: list[Unit] = []
+    with state.catalog.read() as txn:
+        same = {unit.ids: all(is_same(txn.node(n.id), n) for n in unit.nodes) for unit in units}
     for unit in units:
-        protection = _protection(state, unit)
+        protection = _protection(state, unit) if same[unit.ids] else Protection.ABSENT
         if protection is None and not state.leases.claim(unit.ids):
             protection = Protection.LEASED
         if protection is None:
@@ -94,9 +96,6 @@ def is_same(now: Node | None, before: Node) -> bool:
 
 def _protection(state: PoolState, unit: Unit) -> Protection | None:
     for node in unit.nodes:
-        with state.catalog.read() as txn:
-            if not is_same(txn.node(node.id), node):
-                return Protection.ABSENT
         if not state.slots[node.disk].health.writable:
             return Protection.ABSENT
         if is_in_use(state, node):
@@ -113,9 +112,11 @@ def is_in_use(state: PoolState, node: Node) -> bool:
     try:
         with state.on(node.disk) as carriers:
             disk = carriers.disk
-            fd = carriers.at(node.parent, lambda at: disk.open(at, node.name, os.O_RDONLY))
+            fd, found = carriers.at(
+                node.parent, lambda at: disk.open_found(at, node.name, os.O_RDONLY)
+            )
             try:
-                return os.fstat(fd).st_ino == node.ino and not disk.lease_free(fd, for_write=True)
+                return found.st_ino == node.ino and not disk.lease_free(fd, for_write=True)
             finally:
                 os.close(fd)
     except FileNotFoundError:
@@ -161,10 +162,9 @@ def _forget(state: PoolState, units: Sequence[Unit], why: str) -> list[Unit]:
 
 def _key(state: PoolState, node: Node) -> str:
     try:
-        path = state.path(node.parent)
+        key = state.key(node)
     except OSError:
-        path = b"?"
-    key = path + b"/" + node.name if path else node.name
+        key = b"?/" + node.name
     return key.decode(errors="backslashreplace")
 
 

@@ -23,12 +23,14 @@ class Accesses:
         self._numbers = numbers
         self._mutex = threading.Lock()
         self._times_ns: dict[int, int] = {}
+        self.noted = 0  # ever: grows while clients read
 
     def note(self, node_id: int, now_ns: int) -> None:
         """Record an access."""
         with self._mutex:
             self._times_ns.pop(node_id, None)  # in the order of the last access to each
             self._times_ns[node_id] = now_ns
+            self.noted += 1
             full = len(self._times_ns) >= GATHERED_MAX
         if full:
             self.flush()

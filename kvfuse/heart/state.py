@@ -356,6 +356,11 @@ class PoolState:
             self._paths[dir_id] = path
         return path
 
+    def key(self, node: Node) -> bytes:
+        """Return the key of a file by its first name; ESTALE when its directory is gone."""
+        path = self.path(node.parent)
+        return path + b"/" + node.name if path else node.name
+
     def forget_paths(self) -> None:
         """A directory was renamed or removed."""
         self._paths.clear()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvfuse.catalog.transaction import Txn
+from kvfuse.cleaning.line import is_pinned
 from kvfuse.core import records
 from kvfuse.core.records import BLOCK_BYTES, RESIDENT, ROOT_ID, Node, State
 from kvfuse.disks.aside import Aside, aside
@@ -79,7 +80,7 @@ class Report:
     def _evictable_bytes(self) -> int:
         """Return what would make room if it were needed: what is committed and not open now.
 
-        What is pinned counts, too: nobody keeps the sum of that.
+        What is pinned does not count, as of when the files of its disk were last looked through.
         """
         total_bytes = 0
         with self._state.catalog.read() as txn:
@@ -87,9 +88,10 @@ class Report:
                 if slot.disk is not None and slot.health.writable:
                     blocks = txn.usage(slot.number)[1] + txn.stale_usage(slot.number)[1]
                     total_bytes += blocks * BLOCK_BYTES
+                    total_bytes -= self._state.rooms.pinned_bytes.get(slot.number, 0)
             for node_id in self._state.handles.ids():
                 node = txn.node(node_id)
-                if node is not None:
+                if node is not None and not is_pinned(self._state, node):
                     total_bytes -= node.blocks * BLOCK_BYTES
         return max(0, total_bytes)
 

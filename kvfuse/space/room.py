@@ -47,6 +47,7 @@ class Rooms:
         self._waiting: dict[int, int] = {}
         self._short: dict[int, int] = {}
         self._hopeless: dict[int, tuple[float, float]] = {}  # until when, and when to hope again
+        self.pinned_bytes: dict[int, int] = {}  # by disk, when its files were last looked through
         self.rejected = 0  # creations that found no room anywhere
         self.urge: Callable[[int], None] = lambda _number: None
 

@@ -54,7 +54,9 @@ def main() -> int:
     parser.add_argument("--largest-mib", type=int, default=16, help="file")
     parser.add_argument("--lease-s", type=int, default=1)
     parser.add_argument("--readers", type=int, default=3)
-    parser.add_argument("--trials", type=int, default=0, help="of a lookup and a later load")
+    parser.add_argument(
+        "--lease-trials", type=int, default=0, help="of a lookup and a load within the lease"
+    )
     parser.add_argument("--small-files", type=int, default=0, help="4 KiB files to clean away")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take everything down
@@ -63,8 +65,8 @@ def main() -> int:
         space = {"lease_ttl": f"{given.lease_s}s"}
         with Mounted(Path(base), disks, setup="direct", settings={"space": space}) as mount:
             found = soak(mount, given)
-            if given.trials:
-                found |= trials(mount, given.trials, given.lease_s)
+            if given.lease_trials:
+                found |= trials(mount, given.lease_trials, given.lease_s)
             if given.small_files:
                 found |= clean(mount, given.small_files)
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -101,7 +103,7 @@ def soak(mount: Mounted, given: argparse.Namespace) -> dict[str, object]:
         "loads": flood.reads,
         "misses": flood.misses,
         "failures": flood.failures,
-        "peak_fill": round(max(peaks), 3),
+        "peak_fill": round(max(peaks, default=0.0), 3),
         "end_fill": [round(fill(disk), 3) for disk in mount.disks],
         "read_p99_ms_idle": p99_ms(idle),
         "read_p99_ms_loaded": p99_ms(busy),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvfuse.cleaning.evictor import Evictor
+from kvfuse.cleaning.selection import WAITING_MAX
 from kvfuse.core.records import ROOT_ID
 from kvfuse.pool.pool import AttrChanges, Pool
 from kvfuse.space.tasks import Result, Trigger
@@ -242,6 +243,52 @@ def test_the_task_says_what_a_dry_run_would_remove():
         (task,) = pool.tasks(task["id"])
         assert sorted(task["keys"]) == ["f1", "f2"]
         assert all(there(pool, b"f%d" % number) for number in range(4))
+
+
+def test_a_cleanup_by_hand_takes_pairs_and_spares_them():
+    """A pattern that fits one of a pair takes both; one that is open or pinned keeps both."""
+    with small_pool(pin=["kept*"]) as (_, pool):
+        ids = {}
+        for name in (b"a.data", b"b.data", b"kept.data", b"last.data"):
+            ids[name] = put(pool, name)
+            put(pool, name + b".metadata", 1000)
+        fh = pool.open(ids[b"b.data"], os.O_RDONLY)
+        (dry,) = pool.clean(regex="(a|b|kept).data.metadata$", dry_run=True)
+        (task,) = pool.clean(regex="(a|b|kept).data.metadata$")
+        until(lambda: pool.tasks(task["id"])[0]["result"] == Result.DONE)
+        (dry,), (task,) = pool.tasks(dry["id"]), pool.tasks(task["id"])
+        assert sorted(dry["keys"]) == ["a.data", "a.data.metadata"]
+        assert (dry["files"], dry["bytes"]) == (task["files"], task["bytes"])
+        assert task["skipped"] == {"in use": 1, "pinned": 1}
+        assert not there(pool, b"a.data")
+        assert all(there(pool, name) for name in (b"b.data", b"b.data.metadata", b"kept.data"))
+        pool.release(fh)
+        (task,) = pool.clean(everything=True)
+        until(lambda: pool.tasks(task["id"])[0]["result"] == Result.DONE)
+        assert pool.tasks(task["id"])[0]["files"] == 4
+        assert pool.tasks(task["id"])[0]["skipped"] == {"pinned": 2}
+
+
+def test_many_files_are_cleaned_a_bounded_number_at_a_time():
+    """More than may wait at once, asked for by pattern: all go, none is counted twice."""
+    with small_pool() as (_, pool):
+        for number in range(WAITING_MAX + 200):
+            put(pool, b"f%d" % number, 10)
+        (task,) = pool.clean(regex="^f")
+        until(lambda: pool.tasks(task["id"])[0]["result"] == Result.DONE)
+        assert pool.tasks(task["id"])[0]["files"] == WAITING_MAX + 200
+        assert pool.lookup(ROOT_ID, b"f0") is None
+
+
+def test_what_is_pinned_is_not_said_to_be_evictable():
+    """Neither in the room clients are told of nor in the status."""
+    with small_pool(pin=["kept*"]) as (_, pool):
+        put(pool, b"kept", 4 * MIB)
+        other = put(pool, b"other", MIB)
+        blocks = pool.getattr(other).blocks
+        until(lambda: pool.status()["space"]["evictable_bytes"] == blocks * 512)
+        found = pool.statfs()
+        assert (found.f_bavail - found.f_bfree) * found.f_frsize <= blocks * 512
 
 
 def test_abandoned_temps_go_and_open_ones_stay():
