@@ -165,6 +165,7 @@ class _Judge:
         self.is_settled = txn.is_settled(number)
         self._doomed: set[tuple[int, int | None]] | None = None
         self._findings: list[Finding] = []
+        self.matched = 0  # names at which the catalog has a file of this disk, and something lies
 
     def name(self, name: bytes, seen: Seen | None) -> list[Finding]:
         """Return what is wrong with a name."""
@@ -172,6 +173,7 @@ class _Judge:
         path = self._where.below(name)
         node = self.txn.child(self._where.dir_id, name) if self._where.dir_id else None
         is_here = node is not None and node.disk == self.number
+        self.matched += is_here and seen is not None
         if seen is None:
             if node is not None and is_here:
                 self._say(Kind.MISSING, path, f"id {node.id} is not there")
@@ -193,11 +195,6 @@ class _Judge:
         node = self.txn.child(self._where.dir_id, name) if self._where.dir_id else None
         node = self._by_label(node, seen.label)
         return node.id if node is not None and node.is_dir else 0
-
-    def is_matched(self, name: bytes, seen: Seen) -> bool:
-        """Whether this is the file that the catalog has on this disk at this name."""
-        node = self.txn.child(self._where.dir_id, name) if self._where.dir_id else None
-        return node is not None and node.disk == self.number and seen.type_bits != stat.S_IFDIR
 
     def _by_label(self, node: Node | None, label: Label | None) -> Node | None:
         """Return the record of a carrier: while directories are to be moved, that of its label."""
@@ -380,7 +377,7 @@ class DiskCheck:
                 if seen.type_bits == stat.S_IFDIR and not seen.is_mount:
                     dir_id = judged.directory_of(seen.name, seen)
                     level.below.append(Where(dir_id, where.below(seen.name)))
-                level.matched += judged.is_matched(seen.name, seen)
+            level.matched += judged.matched
         self._tick(len(items))
         return bool(items)
 

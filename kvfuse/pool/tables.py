@@ -29,7 +29,8 @@ _U64 = struct.Struct("<Q")
 _SCAN_TABLES = ("todo", "scanned", "gone")
 
 T = TypeVar("T")
-Fault = tuple[bytes, str]  # path, what is wrong
+Place = tuple[int, bytes]  # of a name: directory id, name
+Fault = tuple[Place | bytes, str]  # place, or path, and what is wrong there
 Judge = Callable[[Txn, bytes, bytes], Iterator[Fault]]
 
 
@@ -52,7 +53,8 @@ def check_tables(
     for table, judge in JUDGES.items():
         for txn, rows in batches(views, table.encode()):
             for key, value in rows:
-                for path, text in judge(txn, key, value):
+                for place, text in judge(txn, key, value):
+                    path = place if isinstance(place, bytes) else full(txn, *place)
                     yield Finding(Kind.CATALOG, "", path, text, Row(table, key))
             tick(len(rows))
     with views.read() as txn:
@@ -89,9 +91,8 @@ def judge_row(txn: Txn, row: Row) -> bool:
 
 
 def _entry(txn: Txn, key: bytes, value: bytes) -> Iterator[Fault]:
-    place = records.split_entry_key(key)
+    where = place = records.split_entry_key(key)
     child, cookie, type_bits = records.unpack_entry(value)
-    where = full(txn, *place)
     directory, node = txn.node(place[0]), txn.node(child)
     if directory is None or not directory.is_dir:
         yield where, f"lies in {place[0]}, which is no directory"
@@ -113,7 +114,7 @@ def knows(txn: Txn, node: Node, place: tuple[int, bytes]) -> bool:
 
 def _listed(txn: Txn, key: bytes, value: bytes) -> Iterator[Fault]:
     parent, entry = records.unpack_id(key[:8]), records.unpack_child(key, value)
-    where = full(txn, parent, entry.name)
+    where = (parent, entry.name)
     found = txn.entry(parent, entry.name)
     if found != (entry.id, entry.cookie, entry.mode):
         what = "its name is not known" if found is None else f"its name stands for {found[0]}"
@@ -139,7 +140,7 @@ def _node(txn: Txn, key: bytes, value: bytes) -> Iterator[Fault]:
         if not node.is_dir:
             yield b"", "the root is no directory"
         return
-    where = full(txn, node.parent, node.name)
+    where = (node.parent, node.name)
     if not _is_reachable(txn, node):
         yield where, f"{node.id} hangs on no path from the root"
     links = txn.links(node.id)
@@ -185,7 +186,7 @@ def _recent(txn: Txn, key: bytes, _value: bytes) -> Iterator[Fault]:
     node = txn.node(node_id)
     if order_key(node) != key:
         what = "has no record" if node is None else "has another place, or none"
-        where = b"" if node is None else full(txn, node.parent, node.name)
+        where = b"" if node is None else (node.parent, node.name)
         yield where, f"{node_id} is at {place} in the order of disk {number}, and {what}"
 
 
@@ -204,7 +205,7 @@ def _orphan(txn: Txn, key: bytes, _value: bytes) -> Iterator[Fault]:
         yield b"", f"what is kept of {node_id}, a file without a name, cannot be read"
         return
     if node is not None:
-        yield full(txn, node.parent, node.name), "is kept as a file without a name, and has one"
+        yield (node.parent, node.name), "is kept as a file without a name, and has one"
     elif found is not None and found[0].disk not in txn.disks():
         yield b"", f"{node_id}, a file without a name, lies on a disk that is not known"
 
@@ -217,7 +218,7 @@ def _intent(txn: Txn, key: bytes, value: bytes) -> Iterator[Fault]:
     if intent is None:
         yield b"", f"what was begun as {records.unpack_id(key)} cannot be read"
     elif not disks_of(intent) <= set(txn.disks()):
-        yield full(txn, intent.parent, intent.name), "was begun on a disk that is not known"
+        yield (intent.parent, intent.name), "was begun on a disk that is not known"
 
 
 def _chore(txn: Txn, key: bytes, value: bytes) -> Iterator[Fault]:
