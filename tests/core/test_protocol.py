@@ -76,7 +76,7 @@ def test_the_header_is_read_as_the_kernel_wrote_it(unique, node):
     """Opcode, unique, node and the caller's numbers arrive unchanged."""
     request = protocol.parse(message(Opcode.STATFS, b"", node=node, unique=unique))
 
-    assert request == (Opcode.STATFS, unique, node, 1000, 1001, 4242, None)
+    assert request == protocol.Request(Opcode.STATFS, unique, node, 1000, 1001, 4242, None)
 
 
 @given(name=names)

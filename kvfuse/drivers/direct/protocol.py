@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvfuse.drivers.direct.abi import OPCODES_MAX, UNKNOWN, Opcode
 
 
@@ -20,7 +22,7 @@ class ProtocolError(Exception):
         self.unique = unique
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """One request. *args* is the tuple of its opcode below, a name, or None.
 
     ``Write.data`` and ``SetXattr.value`` are views of the message: valid until the next read.
