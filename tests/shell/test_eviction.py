@@ -58,10 +58,12 @@ def fill_of(pool: Pool) -> float:
 
 
 @contextlib.contextmanager
-def small_pool(**space: object) -> Iterator[tuple[Box, Pool]]:
+def small_pool(
+    filesystem: str = "ext4", size_bytes: int = DISK, **space: object
+) -> Iterator[tuple[Box, Pool]]:
     """Give a pool of one small disk; with a short lease, and nobody who keeps answers."""
     with loop_disks() as (made, _):
-        box = Box(made.base, [made.add("ext4", DISK)])
+        box = Box(made.base, [made.add(filesystem, size_bytes)])
         box.space = {"reserve": "2%", "lease_ttl": "200ms", **space}
         try:
             yield box, box.open()
@@ -231,6 +233,23 @@ def test_a_second_cleanup_joins_the_first():
         assert task["files"] > 0
         low = 0.3 * pool.status()["disks"][0]["capacity_bytes"]
         assert low - SIZE - 65536 <= fill_of(pool) / 0.3 * low <= low
+
+
+@pytest.mark.parametrize(("filesystem", "size_mib"), [("ext4", 256), ("xfs", 320), ("btrfs", 256)])
+def test_a_cleanup_ends_at_the_low_watermark_wherever_room_comes_back_late(filesystem, size_mib):
+    """Within one file, by what it removed: nothing is removed twice while it still counts."""
+    marks = {"high_watermark": "95%", "low_watermark": "50%"}
+    with small_pool(filesystem, size_mib * MIB, **marks) as (_, pool):
+        for number in range(38):
+            put(pool, b"f%d" % number, 4 * MIB)
+        os.sync()
+        capacity_bytes = pool.status()["disks"][0]["capacity_bytes"]
+        too_much_bytes = (fill_of(pool) - 0.5) * capacity_bytes
+        assert too_much_bytes > 16 * MIB
+        (task,) = pool.clean()
+        until(lambda: pool.tasks(task["id"])[0]["result"] == Result.DONE)
+        more_bytes = pool.tasks(task["id"])[0]["bytes"] - too_much_bytes
+        assert -2 * MIB < more_bytes < 6 * MIB  # a file, and what the file system keeps beside it
 
 
 def test_the_task_says_what_a_dry_run_would_remove():
