@@ -154,11 +154,18 @@ class Catalog:
         return os.stat(self.path / "data.mdb").st_blocks * records.BLOCK_BYTES
 
     def snapshot(self, target: Path) -> None:
-        """Write a copy that survives a boot to directory *target*, atomically."""
+        """Write a copy that survives a boot to directory *target*, atomically.
+
+        Raises:
+            OSError: it could not be written; what was there stays.
+        """
         fresh = target.with_name(target.name + ".new")
         _clear(fresh)
         fresh.mkdir(mode=0o700, parents=True)
-        self._env.copy(str(fresh), compact=True)
+        try:
+            self._env.copy(str(fresh), compact=True)
+        except lmdb.Error as exc:
+            raise OSError(errno.EIO, f"catalog {fresh}: {exc}") from exc
         _sync(fresh / "data.mdb")
         target.mkdir(mode=0o700, exist_ok=True)
         soundness.break_seal(target)

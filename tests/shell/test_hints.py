@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -151,3 +152,18 @@ def test_copies_are_made_of_changes_only_and_not_while_disks_are_read(box):
     pool = box.open(at_once=True)
     assert pool.status()["recovery"]["state"] == "scanning"
     assert not pool._snapshots.copy_if_changed()
+
+
+def test_a_state_directory_without_room_costs_the_copy_only(box):
+    pool = box.pool
+    (state,) = (box.base / "state").iterdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", state], check=True)
+    try:
+        pool.mkdir(records.ROOT_ID, b"new", 0o755, CALLER)
+        assert not pool._snapshots.copy_if_changed()
+        assert not (state / "catalog" / "data.mdb").exists()
+    finally:
+        subprocess.run(["umount", state], check=True)
+    assert pool._snapshots.copy_if_changed()
+    box.close()
+    assert read(box.open(), "d/1.bin") == b"1"
