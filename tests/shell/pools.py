@@ -16,6 +16,7 @@ from kvfuse.pool.check import Finding, Kind, check
 from kvfuse.pool.pool import READ_FOR_S, AttrChanges, Pool, open_pool
 
 CALLER = Caller(uid=0, gid=0, umask=0o022, pid=1)
+COMPARISONS_MAX = 50
 Tree = dict[str, bytes | str | None]  # path -> content, "-> target", or None for a directory
 
 
@@ -231,14 +232,26 @@ class Box:
             shutil.rmtree(path)
 
     def findings(self) -> list[Finding]:
-        """Return all findings on the open pool, after its backlogs are done."""
+        """Return all findings on the open pool, after its backlogs are done.
+
+        Its evictors may be at work: what was compared counts only if nothing changed meanwhile.
+        """
         assert self.pool is not None
         state = self.pool._state
-        for number, carriers in state.carriers.items():
-            if state.slots[number].health.writable:
-                carriers.drain()
         disks = {number: carriers.disk for number, carriers in state.carriers.items()}
-        return check(state.catalog, disks)
+        for _ in range(COMPARISONS_MAX):
+            for number, carriers in state.carriers.items():
+                if state.slots[number].health.writable:
+                    carriers.drain()
+            seen = self._catalog_number()
+            found = check(state.catalog, disks)
+            if self._catalog_number() == seen:
+                return found
+        raise AssertionError("the pool never rests")
+
+    def _catalog_number(self) -> int:
+        with self.pool._state.catalog.read() as txn:
+            return txn.number
 
     def check(self, *, allowed: tuple[Kind, ...] = ()) -> None:
         """Hold the catalog against itself and the disks; only *allowed* kinds may be found."""
