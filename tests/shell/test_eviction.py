@@ -129,7 +129,7 @@ def test_a_scan_does_not_push_out_what_is_used_with_s3fifo():
                 pool._state.accesses.flush()
             for number in range(3 * DISK // SIZE):
                 put(pool, b"s%d" % number)
-                # Asked for, as all are: what nobody asked for yet may go without a wait, before them.
+                # Asked for, as all are: what nobody asked for may go without a wait, before them.
                 assert pool.lookup(ROOT_ID, b"s%d" % number) is not None
                 time.sleep(0.03)  # were all that is new leased, the main queue would have to give
                 until(lambda: fill_of(pool) <= 0.9)
