@@ -1,5 +1,6 @@
 """The disks of a mount: what comes up, what is refused, and that a refusal writes nothing."""
 
+import gc
 import json
 import os
 import shutil
@@ -48,6 +49,7 @@ class Site:
 
     def refused(self, says: str, *paths: Path, error=DiskRefusedError, **options) -> str:
         """Expect a refusal that writes nothing on any disk and keeps nothing open."""
+        gc.collect()  # what other tests left to it must not be closed in between
         before, open_before = self.snapshot(), sorted(os.listdir("/proc/self/fd"))
         with pytest.raises(error, match=says) as refusal:
             self.open(*paths, **options)
@@ -280,6 +282,7 @@ def test_a_disk_that_hangs_is_dead(site: Site, monkeypatch) -> None:
         return real(root)
 
     monkeypatch.setattr(candidates, "read_identity", hang)
+    gc.collect()  # what other tests left to it must not be closed in between
     before = len(os.listdir("/proc/self/fd"))
     found = look_at(site.specs(), timeout_s=0.3)
     assert [c.reason for c in found] == ["", "does not answer within 0.3 s", ""]
