@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,14 @@ class Trial:
         return next(d["state"] for d in disks if d["path"] == str(self.bad.mountpoint))
 
 
+def wait_until_closed(mount: Mounted) -> None:
+    """Wait for the last close: the server hears of it after the client was let go."""
+    deadline_s = time.monotonic() + 30
+    while mount.status()["open_files"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def trial(setup: str, filesystems: list[Path], tmp_path: Path) -> Iterator[Trial]:
     """Give a pool with files on every disk, nothing failing yet."""
@@ -90,6 +99,7 @@ def trial(setup: str, filesystems: list[Path], tmp_path: Path) -> Iterator[Trial
         paths = [mount.path / f"file{number}.bin" for number in range(FILES)]
         for path in paths:
             path.write_bytes(DATA)
+        wait_until_closed(mount)
         on_bad = [path for path in paths if mount.disk_of(path.name) == mountpoint]
         elsewhere = [path for path in paths if path not in on_bad]
         assert on_bad, "no file went to the bad disk"
