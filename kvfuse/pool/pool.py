@@ -85,7 +85,7 @@ class Pool:
         self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
         report = Report(state, disks, self.recovery)
         renames = Renames(state, files, lingering := Lingering(state, files))
-        self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
+        self._upkeep = Upkeep(state, lingering.tidy, files.closes.tidy)
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup
@@ -127,11 +127,11 @@ class Pool:
     def _begin(self) -> None:
         """See to what the server before had still to settle, and let all threads work."""
         with self._state.catalog.read() as txn:
-            pending = txn.pending()
-        for node_id in pending:
-            inode = self.handles.inode(node_id)
+            nodes = [node for node in map(txn.node, txn.pending()) if node is not None]
+        for node in nodes:
+            inode = self.handles.inode(node.id)
             if inode is None or not inode.writers:
-                self._files.closes.put_off(node_id)
+                self._files.closes.put_off(node)
         self._upkeep.start()
         self._scanner.start()
         self._reconciling.start()
@@ -323,7 +323,8 @@ class Pool:
         for file in state.handles.all():
             with contextlib.suppress(OSError):
                 self.release(file.fh)
-        self._files.closes.tidy(math.inf)
+        for number in state.carriers:
+            self._files.closes.tidy(number, math.inf)
         state.accesses.flush()
         is_free = self._snapshots.stop(timeout_s=_COPY_TIMEOUT_S)
         if not is_free:

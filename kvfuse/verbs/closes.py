@@ -30,7 +30,8 @@ class Closes:
         self._open_node = open_node
         # What the disk said of files whose last close is not recorded.
         self._unsettled: dict[int, os.stat_result] = {}
-        self._put_off: dict[int, float] = {}  # the oldest first: closed when (monotonic)
+        # By disk: ids, the oldest first, and when they were closed (monotonic).
+        self._put_off: dict[int, dict[int, float]] = {number: {} for number in state.carriers}
 
     def found(self, node_id: int) -> os.stat_result | None:
         """Return what the disk said of a file at its last close, where the record does not yet."""
@@ -48,10 +49,10 @@ class Closes:
             if node is None:
                 return
             is_new_temp = not node.access and is_temp(node.name, patterns=state.rules.temp_patterns)
-            if is_new_temp and len(self._put_off) < PUT_OFF_MAX:
+            if is_new_temp and len(self._put_off[node.disk]) < PUT_OFF_MAX:
                 found = os.fstat(file.fd)
                 self._unsettled[node.id] = found
-                self.put_off(node.id)
+                self.put_off(node)
                 state.reservations.finished(node.id, found.st_blocks * BLOCK_BYTES)
             else:
                 self.settle(node, file.fd)
@@ -81,33 +82,39 @@ class Closes:
 
     # -- what was left to the rename
 
-    def put_off(self, node_id: int) -> None:
-        """A file is pending and has no writer: settle it soon."""
-        self._put_off[node_id] = time.monotonic()
+    def put_off(self, node: Node) -> None:
+        """A file is pending and has no writer: settle it soon. One on a disk that is away waits."""
+        if node.disk in self._put_off:
+            self._put_off[node.disk][node.id] = time.monotonic()
 
-    def is_settled(self, node_id: int) -> None:
+    def is_settled(self, node: Node) -> None:
         """The file has been settled by a rename, or is written again."""
-        self._put_off.pop(node_id, None)
-        self._unsettled.pop(node_id, None)
+        self._put_off[node.disk].pop(node.id, None)
+        self._unsettled.pop(node.id, None)
 
     def now(self, node: Node) -> Node:
         """Return the record of a file; settled now, if that was put off."""
-        if self._put_off.pop(node.id, None) is None:
+        waiting = self._put_off.get(node.disk)
+        if waiting is None or waiting.pop(node.id, None) is None:
             return node
         self._settle_unopened(node.id)
         with self._state.catalog.read() as txn:
             return txn.node(node.id) or node
 
-    def tidy(self, now_s: float) -> None:
-        """Settle what was closed a moment before *now_s* (monotonic) and not renamed since."""
-        for node_id, closed_s in list(self._put_off.items()):
-            if closed_s > now_s - PUT_OFF_S:
+    def tidy(self, number: int, now_s: float) -> None:
+        """Settle what was closed on a disk a moment before *now_s*, and not renamed since.
+
+        Waits for that disk: for a thread of its own. A disk that takes no changes is left alone.
+        """
+        waiting = self._put_off[number]
+        for node_id, closed_s in list(waiting.items()):
+            if closed_s > now_s - PUT_OFF_S or not self._state.slots[number].health.writable:
                 return
-            self._put_off.pop(node_id, None)
+            waiting.pop(node_id, None)
             try:
                 self._settle_unopened(node_id)
             except OSError:  # its disk has noted it; tried again
-                self.put_off(node_id)
+                waiting[node_id] = time.monotonic()
 
     def _settle_unopened(self, node_id: int) -> None:
         """Settle a file that is pending and has no writer."""
@@ -119,8 +126,7 @@ class Closes:
             if node is None or node.state != State.PENDING:
                 self._unsettled.pop(node_id, None)
                 return
-            is_written = inode is not None and inode.writers > 0
-            if is_written or node.disk not in state.carriers:
+            if inode is not None and inode.writers:
                 return
             fd = self._open_node(node)
             if fd is not None:

@@ -235,7 +235,7 @@ class Files:
         if inode is not None and inode.writers:
             return
         generation = self._state.generation(node.generation)
-        self.closes.is_settled(node.id)
+        self.closes.is_settled(node)
         with self._state.catalog.write() as txn:
             before = txn.node(node.id)
             if before is None:

@@ -168,7 +168,7 @@ class Renames:
             if pending:
                 state.reservations.recorded(source.id, found.st_blocks * records.BLOCK_BYTES)
             else:
-                self._files.closes.is_settled(source.id)
+                self._files.closes.is_settled(source)
                 state.learn_size(new, found.st_size)
         except BaseException as exc:
             if target is not None:
