@@ -85,7 +85,7 @@ class Pool:
         self._reconciling = Reconciling(self._audits, 0 if arrivals.found else recovery.check_after)
         report = Report(state, disks, self.recovery)
         renames = Renames(state, files, lingering := Lingering(state, files))
-        self._upkeep = Upkeep(state, lingering.tidy, files.closes.tidy)
+        self._upkeep = Upkeep(state, [lingering.tidy, files.closes.tidy])
         cleanups = Cleanups(state, self._upkeep.evictors, self._upkeep.tasks)
 
         self.lookup = names.lookup

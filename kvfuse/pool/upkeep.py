@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvfuse.cleaning.evictor import Evictor
 from kvfuse.heart.carriers import Carriers
@@ -29,19 +29,17 @@ PARKED_INTERVAL_S = 600.0
 
 
 class Upkeep:
-    """The threads of one mounted pool; *tidy* is called with the time (monotonic), *tidy_disk* with
-    the number of a disk, whose thread may wait for it, before that.
+    """The threads of one mounted pool; each of *tidy* is called with the number of a disk, for
+    which it may wait, and the time (monotonic).
     """
 
     def __init__(
         self,
         state: PoolState,
-        tidy: Callable[[float], None],
-        tidy_disk: Callable[[int, float], None],
+        tidy: Sequence[Callable[[int, float], None]],
     ) -> None:
         self._state = state
         self._tidy = tidy
-        self._tidy_disk = tidy_disk
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(
@@ -88,7 +86,8 @@ class Upkeep:
             is_woken = work.wait(min(plan.wait_s(time.monotonic()), ROOM_INTERVAL_S))
             if self._stopping.is_set():
                 return
-            self._tidy_disk(number, time.monotonic())
+            for tidy in self._tidy:
+                tidy(number, time.monotonic())
             if not is_woken and plan.wait_s(time.monotonic()):
                 continue
             work.clear()
@@ -130,7 +129,6 @@ class Upkeep:
         next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
         while not self._stopping.wait(ACCESS_INTERVAL_S):
             self._state.accesses.flush()
-            self._tidy(time.monotonic())
             if time.monotonic() >= next_check_s:
                 next_check_s = time.monotonic() + READER_CHECK_INTERVAL_S
                 self._state.catalog.check_readers()

@@ -22,7 +22,7 @@ from kvfuse.verbs.files import Files
 _log = logging.getLogger(__name__)
 
 KEPT_S = 1.0
-KEPT_MAX = 64  # each holds a descriptor, and its file's room on the disk
+KEPT_MAX = 64  # on a disk; each holds a descriptor, and its file's room on the disk
 
 
 class Lingering:
@@ -32,7 +32,8 @@ class Lingering:
         self._state = state
         self._files = files
         self._mutex = threading.Lock()
-        self._kept: deque[tuple[float, int]] = deque()  # until when (monotonic), handle
+        # By disk, for its thread closes them: until when (monotonic), handle.
+        self._kept: dict[int, deque[tuple[float, int]]] = {n: deque() for n in state.carriers}
 
     @contextlib.contextmanager
     def while_replaced(self, target: Node) -> Iterator[None]:
@@ -45,8 +46,12 @@ class Lingering:
                 self._close(fh)
             raise
         if fh is not None:
+            now_s = time.monotonic()
             with self._mutex:
-                self._kept.append((time.monotonic() + KEPT_S, fh))
+                self._kept[target.disk].append((now_s + KEPT_S, fh))
+                is_full = len(self._kept[target.disk]) > KEPT_MAX
+            if is_full:
+                self.tidy(target.disk, now_s)
 
     def _open(self, target: Node) -> int | None:
         """Return a handle of the file that is about to be replaced, if it can be had."""
@@ -59,16 +64,20 @@ class Lingering:
         finally:
             request.unique = unique
 
-    def tidy(self, now_s: float) -> None:
-        """Close what has been kept long enough, and the oldest of too many."""
+    def tidy(self, number: int, now_s: float) -> None:
+        """Close what has been kept long enough on a disk, and the oldest of too many.
+
+        Waits for that disk, which frees what is removed when it is closed.
+        """
+        kept = self._kept[number]
         while True:
             with self._mutex:
-                if not self._kept:
+                if not kept:
                     return
-                until_s, fh = self._kept[0]
-                if until_s > now_s and len(self._kept) <= KEPT_MAX:
+                until_s, fh = kept[0]
+                if until_s > now_s and len(kept) <= KEPT_MAX:
                     return
-                self._kept.popleft()
+                kept.popleft()
             self._close(fh)
 
     def _close(self, fh: int) -> None:
